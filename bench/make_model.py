@@ -43,8 +43,9 @@ from nanoeuler_parts.files.writing import replacing
 from nanoeuler_parts.interchange.quantize import quantize as write_int8
 from nanoeuler_parts.tuning.dpo import DpoOptions
 from nanoeuler_parts.tuning.examples import (
-    answered_in, asked_in, held_out, prompt_of, question_hash, read_examples, words_of,
+    answered_in, asked_in, held_out, prompt_of, question_hash, read_examples,
 )
+from nanoeuler_parts.tuning.formats import words_of
 from nanoeuler_parts.tuning.sft import SftOptions
 import pipeline
 from common import out_folder

@@ -103,7 +103,8 @@ def test_preferences(entry, asked, chosen, tmp_path):
       for role in FORGED_ROLES),
     ({"messages": [asks("Hi?")]}, ["expected a message of the assistant, found none"]),
     ({"messages": [asks("\ud800"), says("Ho.")]}, ["surrogates"]),
-    ({"prompt": [asks("Hi?")], "completion": "Ho."}, ["instruction is [", "expected text"]),
+    ({"prompt": [asks("Hi?")], "completion": "Ho."},
+     ["completion: expected a list of messages", "found 'Ho.'"]),
 ])
 def test_bad_conversations(entry, words, tmp_path):
     good = {"messages": [asks("Hi?"), says("Ho.")]}

@@ -8,7 +8,8 @@ import sys
 import pytest
 from helpers import ROOT, command
 
-from nanoeuler_parts.tuning.examples import answered_in, is_conversation, read_examples, words_of
+from nanoeuler_parts.tuning.examples import answered_in, is_conversation, read_examples
+from nanoeuler_parts.tuning.formats import words_of
 
 sys.path.insert(0, str(ROOT / "data"))
 import everyday

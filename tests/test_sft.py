@@ -556,7 +556,7 @@ GOOD = dict(instruction="Sing.", input="", output="La.")
     ("[" * 100_000, ["recursion"]), ([GOOD, {**GOOD, "output": 5}], ["example 2", "output is 5"]),
     ([GOOD, dict(instruction="Sing.")], ["example 2", "output is missing or null"]),
     ([dict(question="a", output="b")], ["example 1", "the fields are question, output",
-                                        "(prompt, completion) or (messages)"]),
+                                        "(prompt, completion), (messages) or"]),
     ([GOOD, dict(prompt="a", chosen="b", rejected="c")], ["example 2", "found a preference pair",
                                                           "train on pairs with dpo"]),
     ([{**GOOD, "output": "\ud800"}], ["surrogates"]),

@@ -16,7 +16,7 @@ from nanoeuler_parts.tuning.sft import (
 @dataclass
 class DpoOptions(TuningOptions):
     data: str = setting("data/preferences_sample.jsonl", 0, 0, "pairs to train on: JSON, JSON "
-                        "lines or Parquet; if data/preferences.jsonl exists, it replaces the "
+                        "lines, CSV or Parquet; if data/preferences.jsonl exists, it replaces the "
                         "default")
     epochs: float = setting(1.0, 0.001, 1e6, "number of passes over the training pairs; used if "
                             "the number of steps is 0")
@@ -25,6 +25,8 @@ class DpoOptions(TuningOptions):
                           "at step 0; larger: stays closer")
     nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) per token, added to the loss but "
                          "not to the loss shown; 0: none")
+
+    answers = ["chosen", "rejected"]
 
 class DpoRun(PreferenceLoop, SftRun):
     """Direct preference optimization: the loop of `SftRun` on pairs of responses, with `dpo_loss`.
@@ -36,7 +38,7 @@ class DpoRun(PreferenceLoop, SftRun):
     larger_data = "data/preferences.jsonl"
     scope = "all held-out pairs"
     against_overfitting = ""                 # no overfitting note: dpo does not minimize the bits
-    answers = ["chosen", "rejected"]
+    answers = DpoOptions.answers
     R = 2
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
 

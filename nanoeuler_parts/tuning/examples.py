@@ -1,14 +1,20 @@
-"""Reads training examples for sft and dpo: questions, conversations and preferences, in JSON or
-Parquet."""
+"""Reads training examples for sft and dpo: questions, conversations and preferences, in JSON, CSV
+or Parquet."""
 import codecs
+import csv
 import hashlib
+import io
 import math
 import os
 from functools import partial
+from typing import NamedTuple
 
 from bpe import need, read_bytes, reading
-from nanoeuler import messages_in, PROMPT
+from nanoeuler import PROMPT
 from nanoeuler_parts.files.texts import parse_json
+from nanoeuler_parts.tuning.formats import (
+    as_example, conversation, forms, is_blank, leading_systems, names_of, up_to_answer,
+)
 
 PROMPT_INPUT = ("Below is an instruction that describes a task, paired with an input that provides "
                 "further context. Write a response that appropriately completes the request.\n\n"
@@ -32,10 +38,6 @@ def answered_in(example, key):
     answer = example[key]
     return [("assistant", answer)] if isinstance(answer, str) else answer
 
-def words_of(messages):
-    """The texts of the assistant's messages"""
-    return [text for role, text in messages if role == "assistant"]
-
 def question_hash(example):
     asked = [example["instruction"]]
     if is_conversation(example):
@@ -51,100 +53,132 @@ def held_out(example, share=0.02):
         return question_hash(example) % one_in == 0
     return question_hash(example) < share * (1 << 32)
 
-def conversation(asked, answers):
-    """The example made of `asked`, the messages before the answer, and answers {key: messages}"""
-    for messages in answers.values():
-        need(words_of(messages), "expected a message of the assistant, found none")
-    questions = [text for role, text in asked if role == "user"]
-    return {"instruction": "".join(questions[-1:]), "input": "", "asked": asked, **answers}
+# ---- --truncate
+def turns(messages):
+    """The indices at which an exchange begins, without the first: a message that is not the
+    assistant's or a tool's, after one that is"""
+    answers = [role in ("assistant", "tool") for role, _ in messages]
+    return [i for i in range(1, len(messages)) if answers[i - 1] and not answers[i]]
 
-def begin_alike(conversations):
-    """The messages that all conversations begin with, without the last message of any of them"""
-    alike = []
-    for messages in zip(*(x[:-1] for x in conversations)):
-        if len({*messages}) > 1:
-            break
-        alike.append(messages[0])
-    return alike
+def cut_versions(example, keys):
+    """Functions that return the conversation without its oldest exchange, without the oldest two,
+    and so on.  System messages at its beginning stay.  Of a pair, only the question is cut."""
+    if not is_conversation(example):
+        return []
+    asked, first = example["asked"], leading_systems(example["asked"])
+    whole, last = asked, len(asked) - 1
+    if len(keys) == 1:
+        whole = asked + example[keys[0]]
+        last = max(i for i, (role, _) in enumerate(whole) if role == "assistant")
 
-def as_conversation(e, answers):
-    """The example of an entry that consists of messages.  The entry has one of three forms.
-    {"messages"} holds a whole conversation.  {"prompt", *answers} names the question.  If there
-    are only answers, the messages that all of them begin with are the question."""
-    key = "messages" if "messages" in e else "output"
-    if answers == ("output",) and not isinstance(e.get("instruction"), list):
-        messages = messages_in(e.get(key), key)
-        roles = [role for role, _ in messages] + ["assistant"]
-        first = roles.index("assistant")
-        return conversation(messages[:first], {"output": messages[first:]})
-    said = {key: messages_in(e.get(key), key) for key in answers}
-    question = e.get("instruction")          # the file may call it prompt
-    if isinstance(question, list):
-        return conversation(messages_in(question, "prompt"), said)
-    asked = begin_alike(said.values())
-    said = {key: messages[len(asked):] for key, messages in said.items()}
-    if not asked and isinstance(question, str):
-        asked = [("user", question)]
-    return conversation(asked, said)
+    def without(i):
+        """The conversation without messages first to i - 1"""
+        kept = whole[i:]
+        n = max(len(asked) - i, len(up_to_answer(kept)))         # the messages that are not trained
+        said = {key: kept[n:] if len(keys) == 1 else example[key] for key in keys}
+        return {**example, **conversation(whole[:first] + kept[:n], said)}
 
-# Other names for the fields of an example -> Alpaca's names
-ALSO_CALLED = {"prompt": "instruction", "completion": "output"}
+    starts = (first + i for i in turns(whole[first:]))
+    return [partial(without, i) for i in starts if i <= last]
 
-def as_example(entry, answers):
-    """An entry under Alpaca's names, {instruction, input, *answers}.  A null field counts as
-    missing.  If the entry consists of messages, the example also has `asked`, and its answers are
-    lists of messages.  A field `asked` in the file itself is ignored."""
-    e = {name: x for name, x in entry.items() if x is not None and name != "asked"}
-    for theirs, ours in ALSO_CALLED.items():
-        if theirs in e and ours not in e:
-            e[ours] = e.pop(theirs)
-    e = {"input": "", **e}
-    pair = {"chosen", "rejected"} <= e.keys() and answers == ("output",) and not (
-        {"output", "messages"} & e.keys())
-    need(not pair, "expected the field output, found a preference pair; train on pairs with dpo")
-    of_messages = answers == ("output",) and "messages" in e and "output" not in e
-    if of_messages or any(isinstance(e.get(key), list) for key in answers):
-        return as_conversation(e, answers)
-    for key in ("instruction", "input", *answers):
-        need(key in e, f"{key} is missing or null; the fields are "
-             f"{', '.join(map(str, entry)) or 'none':.80}")
-        need(isinstance(e[key], str), f"{key} is {e[key]!r:.40}, expected text")
-    return e
+# ---- files
+def columns_of(settings, answers):
+    """{NAME: COLUMN} of the settings --field NAME=COLUMN"""
+    names, columns = names_of(answers), {}
+    for x in settings:
+        name, _, column = x.partition("=") if isinstance(x, str) else ("", "", "")
+        need(column, f"--field is {x!r:.40}, expected NAME=COLUMN")
+        need(name in names, f"--field {x:.40}: expected one of the names {', '.join(names)}, found "
+             f"{name!r:.40}")
+        need(name not in columns, f"--field {name} is given twice, expected one column for it")
+        columns[name] = column
+    return columns
+
+def renamed(entry, columns):
+    """The entry with its columns under the names that --field chooses"""
+    chosen = {name: entry[column] for name, column in columns.items() if column in entry}
+    replaced = {*columns, *columns.values()}
+    return {name: x for name, x in entry.items() if name not in replaced} | chosen
+
+def rows_of_csv(text, delimiter):
+    """[(name for error messages, entry)] of a table whose first line names the columns"""
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))     # characters of a cell
+    header, entries, start = None, [], 1
+    try:
+        lines = io.StringIO(text.decode("utf-8-sig"), newline="")
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        for row in reader:
+            place, start = f"line {start}", reader.line_num + 1  # a cell may hold line ends
+            if header is None and row:
+                header = row
+                twice = [name for name in header if name and header.count(name) > 1]
+                need(not twice, f"expected different names of columns, found {twice[:2]}")
+            elif row:                        # not a blank line
+                need(len(row) == len(header), f"{place}: expected {len(header)} cells as in the "
+                     f"first line, found {len(row)}")
+                entries.append((place, dict(zip(header, row))))
+    except UnicodeDecodeError as e:
+        raise ValueError(f"it is not valid UTF-8 at byte {e.start}; save it as UTF-8") from None
+    except csv.Error as e:
+        raise ValueError(f"line {start}: {e}") from None
+    return entries
 
 def read_entries(path, remedy):
-    """[(name for error messages, function that returns the entry)], and the file's SHA-256.
-    A line of JSON lines is parsed by its function, so that an error names the line."""
+    """[(name for error messages, entry)] and the file's SHA-256.  An entry is any JSON value."""
     with reading(path, remedy):
-        text = read_bytes(path)
+        text, name = read_bytes(path), os.fspath(path).lower()
         digest = hashlib.sha256(text).hexdigest()
-        if os.fspath(path).endswith(".parquet"):
+        if name.endswith((".csv", ".tsv")):
+            return rows_of_csv(text, "\t" if name.endswith(".tsv") else ","), digest
+        if name.endswith(".parquet"):
             import pyarrow.parquet
             rows = pyarrow.parquet.read_table(path).to_pylist()
-            return [(f"example {i}", lambda e=e: e) for i, e in enumerate(rows, 1)], digest
-        if text.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] == b"[":
-            entries = parse_json(text)
-            return [(f"example {i}", lambda e=e: e) for i, e in enumerate(entries, 1)], digest
-        lines = enumerate(text.splitlines(), 1)
-        return [(f"line {i}", partial(parse_json, x)) for i, x in lines if x.strip()], digest
+        elif text.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] == b"[":
+            rows = parse_json(text)
+        else:
+            rows = None
+        if rows is not None:
+            return [(f"example {i}", e) for i, e in enumerate(rows, 1)], digest
+    entries = []
+    for i, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            with reading(f"{path}, line {i}", remedy):
+                entries.append((f"line {i}", parse_json(line)))
+    return entries, digest
 
-def read_examples(path, *answers):
-    """The examples of a JSON list, of JSON lines or of a Parquet file, and the file's SHA-256."""
-    fields = f"(instruction, input, {', '.join(answers)})"
-    others = " or (prompt, chosen, rejected)"
-    if answers == ("output",):
-        others = ", (prompt, completion) or (messages)"
-    remedy = f"with --data, name a JSON list, JSON lines or Parquet with fields {fields}{others}"
+class ExampleFile(NamedTuple):
+    examples: list
+    digest: str                              # SHA-256
+    ignored: list                            # names of fields without effect
+
+def read_file(path, answers, settings=()):
+    """The ExampleFile of a JSON list, of JSON lines, of CSV or of Parquet.
+    settings: --field NAME=COLUMN"""
+    remedy = (f"with --data, name JSON, CSV or Parquet with the fields {forms(answers)}; for other "
+              f"names, add --field NAME=COLUMN")
     entries, digest = read_entries(path, remedy)
-    examples = []
-    for name, entry in entries:
-        with reading(f"{path}, {name}", remedy):
-            e = entry()
+    names, columns = {}, columns_of(settings, answers)
+    for place, e in entries:
+        with reading(f"{path}, {place}", remedy):
             need(isinstance(e, dict), f"expected an object, found {type(e).__name__}")
-            e = as_example(e, answers)
+            names |= dict.fromkeys(e)
+    need(entries, f"{path}: expected examples, found none; {remedy}")
+    for name, column in columns.items():
+        need(column in names, f"--field {name}={column}: expected one of the fields of {path}, "
+             f"{', '.join(map(str, names)):.200}; found none of this name")
+    examples, ignored = [], {}
+    for place, e in entries:
+        with reading(f"{path}, {place}", remedy):
+            e = as_example(renamed(e, columns), answers)
             texts = [e["instruction"], e["input"], *(text for _, text in asked_in(e))]
             texts += [text for key in answers for _, text in answered_in(e, key)]
             for text in texts:
                 text.encode()                # fails on a lone surrogate, which is not valid text
-            examples.append(e)
-    need(examples, f"{path}: expected examples, found none; {remedy}")
-    return examples, digest
+        examples.append(e)
+        own = {"instruction", "input", "asked", *answers}
+        ignored |= {name: None for name, x in e.items() if name not in own and not is_blank(x)}
+    return ExampleFile(examples, digest, list(ignored))
+
+def read_examples(path, *answers):
+    """The examples of a file, and its SHA-256"""
+    return read_file(path, answers)[:2]

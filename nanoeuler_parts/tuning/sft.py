@@ -3,7 +3,8 @@
 import argparse
 import math
 import sys
-from dataclasses import dataclass, fields
+from bisect import bisect_left
+from dataclasses import dataclass, field, fields
 from functools import partial
 
 import numpy as np
@@ -16,9 +17,10 @@ from nanoeuler import (
 )
 from nanoeuler_parts.files.texts import encode_cut
 from nanoeuler_parts.tuning.examples import (
-    answered_in, asked_in, held_out, is_conversation, prompt_of, question_hash, read_examples,
-    words_of,
+    answered_in, asked_in, columns_of, cut_versions, held_out, is_conversation, prompt_of,
+    question_hash, read_file,
 )
+from nanoeuler_parts.tuning.formats import words_of
 
 CONTEXT = [f for f in SHAPE if f.name == "seq_len"]      # the only flag of a model's shape
 
@@ -36,11 +38,24 @@ class TuningOptions(RunOptions):
                              "validate on the training examples")
     row_len: int = setting(0, 0, 1 << 17, "longest training example, in tokens; 0: --seq-len if "
                            "given, else as the examples need, up to 2048")
+    truncate: bool = setting(False, 0, 0, "cut conversations that are longer than a row: drop the "
+                             "oldest exchanges, instead of the whole conversation")
+    field: list = field(default_factory=list, metadata={
+        "help": "NAME=COLUMN: the column of the file that holds a field, as in "
+                "instruction=question; may be given several times"})
+
+    answers = ["output"]                     # the keys of the R responses
+
+    def check(self):
+        super().check()
+        columns_of(self.field, self.answers)
+        return self
 
 @dataclass
 class SftOptions(TuningOptions):
-    data: str = setting("data/instructions.json", 0, 0, "examples to train on: JSON, JSON lines "
-                        "or Parquet; if data/alpaca.json exists, it replaces the default")
+    data: str = setting("data/instructions.json", 0, 0, "examples to train on: JSON, JSON "
+                        "lines, CSV or Parquet; if data/alpaca.json exists, it replaces the "
+                        "default")
     epochs: float = setting(3.0, 0.001, 1e6, "number of passes over the training examples; used "
                             "if the number of steps is 0")
     lr: float = setting(2e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
@@ -72,6 +87,13 @@ def tokens_of(rows):
 
 MANY_EXAMPLES = 10_000       # encoding these takes two seconds
 
+MOST_NAMES = 8               # in a row of the table
+
+def shown(names):
+    more = len(names) - MOST_NAMES
+    some = [name or "(unnamed)" for name in names[:MOST_NAMES]]
+    return ", ".join(some) + (f" and {more:,} more" if more > 0 else "")
+
 def has_chatml(tokenizer):
     return tokenizer.specials.keys() >= {*CHATML_TOKENS}
 
@@ -83,7 +105,7 @@ class SftRun(Run):
     larger_data = "data/alpaca.json"
     scope = "all held-out responses"
     against_overfitting = "fewer --epochs or more examples"
-    answers = ["output"]                     # the keys of the R responses
+    answers = SftOptions.answers             # the keys of the R responses
 
     @classmethod
     def need_data(cls, data, out):
@@ -98,7 +120,7 @@ class SftRun(Run):
         o, s, tokenizer = self.options, self.state, start.tokenizer
         self.cut_rng = np.random.default_rng(o.seed)
         self.path = self.data_file()
-        examples, self.digest = read_examples(self.path, *self.answers)
+        examples, self.digest, self.ignored = read_file(self.path, self.answers, o.field)
         self.same_data(self.digest)
         if not s.text_sha256:                # a fresh run; a resumed one keeps its template
             own, s.template = s.template, self.template_for(examples, tokenizer)
@@ -131,15 +153,35 @@ class SftRun(Run):
 
     def row_length(self, start):
         """Tokens per row: --row-len if it is set, else the smallest multiple of 32 that fits every
-        example of up to MOST_A_ROW tokens."""
+        example of up to MOST_A_ROW tokens.  With --truncate, longer examples are cut first."""
         o, s = self.options, self.state
-        if o.row_len or s.step:              # older runs used rows of seq_len
-            return o.row_len or start.cfg.seq_len
+        T = o.row_len
+        if s.step and not T:                 # older runs used rows of seq_len
+            T = start.cfg.seq_len
+        self.n_cut = self.cut_longer(T or MOST_A_ROW, start.tokenizer) if o.truncate else 0
+        if T:
+            return T
         lengths = [tokens_of(rows) for _, rows in self.encoded]
         longest = max((n for n in lengths if n <= MOST_A_ROW), default=MOST_A_ROW)
         T = -(-max(1, longest) // 32) * 32
         s.options["row_len"] = self.options.row_len = T
         return T
+
+    def cut_longer(self, T, tokenizer):
+        """Cuts each conversation of more than T tokens to the newest exchanges that fit, if any
+        do.  Returns the number of conversations that were cut."""
+        n_cut = 0
+        for i, (example, rows) in enumerate(self.encoded):
+            if tokens_of(rows) <= T:
+                continue
+            versions = cut_versions(example, self.answers)
+            fits = bisect_left(versions, True, key=lambda version: tokens_of(
+                self.rows_of(version(), tokenizer)) <= T)
+            if fits < len(versions):
+                cut = versions[fits]()
+                self.encoded[i] = cut, self.rows_of(cut, tokenizer)
+                n_cut += 1
+        return n_cut
 
     def rows_of(self, example, tokenizer, cuts=0.0):
         """[asked, answered, asked, ...] for each of the R responses, as arrays of ids.  An answer
@@ -166,7 +208,7 @@ class SftRun(Run):
 
     def is_empty(self, example):
         """Is the question empty, or one of the answers?"""
-        asked = "".join(text for _, text in asked_in(example))
+        *_, (_, asked) = [("", ""), *asked_in(example)]
         answers = [words_of(answered_in(example, key)) for key in self.answers]
         return not (asked and all(map(all, answers)))
 
@@ -198,6 +240,9 @@ class SftRun(Run):
         o, T, R = self.options, self.T, self.R
         train, val, n_long, n_empty = self.split()
         n = len(train)
+        hint = ""
+        if n_long and not o.truncate and any(is_conversation(e) for e, _ in self.encoded):
+            hint = " (--truncate cuts them)"
         steps = o.steps or math.ceil(o.epochs * R * n / self.B)
         if not self.state.text_sha256 and "warmup" not in o.given:
             o.warmup = self.state.options["warmup"] = min(o.warmup, max(1, steps // 10))
@@ -231,8 +276,11 @@ class SftRun(Run):
             bytes_per_token=learned_bytes / (batches.answers >= 0).sum(), steps=steps,
             table=[("examples", f"{self.path}, {n:,} for training, {held}"),
                   ("template", "ChatML" if self.state.template else "Alpaca's"),
-                  ("left out", f"{counted(n_long, 'example')} longer than a row of {T} tokens, "
-                               f"{n_empty:,} empty")],
+                  *([("ignored fields", shown(self.ignored))] if self.ignored else []),
+                  *([("cut", f"{counted(self.n_cut, 'conversation')}, to fit a row of {T} tokens")]
+                    if o.truncate else []),
+                  ("left out", f"{counted(n_long, 'example')} longer than a row of {T} tokens"
+                               f"{hint}, {n_empty:,} empty")],
             held="a training" if val is train else "a held-out",
             questions=[example for example, _ in val], responses=responses)
 

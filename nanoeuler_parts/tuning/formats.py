@@ -1,0 +1,253 @@
+"""The forms of fine-tuning examples.  All become the messages before the answer, and the answers:
+
+    Alpaca        {instruction, input, output}, and {system, history}
+    OpenAI, TRL   {messages}, or {prompt, completion} and {prompt, chosen, rejected} with messages
+    ShareGPT      {conversations}; with pairs, it holds the question
+    hh-rlhf       {chosen, rejected}, whole texts with "\\n\\nHuman:" and "\\n\\nAssistant:"
+
+A field that is read is taken out of its entry.  The fields that remain are either ignored, or
+rejected because the model would learn something else without them."""
+import re
+from typing import Any, NamedTuple
+
+from bpe import need
+from nanoeuler import messages_in
+
+QUESTION = "instruction", "prompt"
+CONVERSATION = "messages", "conversations"   # with pairs, the question
+ANSWER_NAMES = {"output": ("output", "completion", *CONVERSATION)}
+BESIDE = "input", "system", "history"        # fields beside a question
+NO_SUPPORT = {"tools", "functions", "function_call", "tool_calls", "images", "image", "audios",
+              "audio", "videos", "video", "kto_tag", "label", "weight", "chat_template_kwargs"}
+NO_SUPPORT_IN_MESSAGE = {"tool_calls", "function_call", "name", "images", "image", "audio",
+                         "refusal", "thinking", "reasoning_content"}
+LOSS_OF_MESSAGE = {"weight", "train", "training", "loss"}        # all but 1 and true is rejected
+READ_IN_MESSAGE = {"role", "content", "from", "value"} | LOSS_OF_MESSAGE | NO_SUPPORT_IN_MESSAGE
+SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+                  "system": "system", "tool": "tool", "function_response": "tool",
+                  "observation": "tool"}
+
+class Field(NamedTuple):
+    name: str
+    value: Any                               # None if the entry lacks the field
+
+def names_of(answers):
+    """The names of all fields that are read, for sft or dpo"""
+    own = {name: None for key in answers for name in ANSWER_NAMES.get(key, (key,))}
+    return [*QUESTION, *BESIDE, *own, *(name for name in CONVERSATION if name not in own)]
+
+def forms(answers):
+    """The accepted forms, for error messages"""
+    if len(answers) == 1:
+        return "(instruction, input, output), (prompt, completion), (messages) or (conversations)"
+    return ("(instruction, input, chosen, rejected), (prompt, chosen, rejected), (conversations, "
+            "chosen, rejected) or (chosen, rejected)")
+
+# ---- fields
+def is_blank(x):
+    return x is None or x in ("", [], {})
+
+def take(e, *names):
+    """The field that has one of these names, which mean the same.  A blank one counts only if all
+    are blank."""
+    there = [Field(name, e.pop(name)) for name in names if name in e]
+    filled = [x for x in there if not is_blank(x.value)]
+    need(len(filled) < 2, f"expected one of the fields {' and '.join(x.name for x in filled)}, "
+         f"found both; remove one")
+    return (filled or there or [Field(names[0], None)])[0]
+
+def need_supported(e, names=NO_SUPPORT, place=""):
+    """Rejects fields without which the model would learn something else."""
+    for name in sorted(names & e.keys()):
+        need(is_blank(e[name]), f"{place}training does not support the field {name}, found "
+             f"{e[name]!r:.40}; remove the field or the example")
+
+def text_in(field):
+    need(isinstance(field.value, str), f"{field.name} is {field.value!r:.40}, expected text")
+    return field.value
+
+# ---- messages
+def words_of(messages):
+    """The texts of the assistant's messages"""
+    return [text for role, text in messages if role == "assistant"]
+
+def holds_messages(field):
+    return isinstance(field.value, list | dict) or (
+        field.name in CONVERSATION and field.value is not None)
+
+def openai_message(message, place):
+    """{role, content} of a message in the form of OpenAI or of ShareGPT"""
+    m = {name: x for name, x in message.items() if x is not None}
+    need_supported(m, NO_SUPPORT_IN_MESSAGE, f"{place}: ")
+    role, content = m.get("role"), m.get("content")
+    if {"from", "value"} & m.keys():
+        need(not {"role", "content"} & m.keys(), f"{place}: expected role and content, or from and "
+             f"value, found {', '.join(m):.40}; remove two of them")
+        role, content = m.get("from"), m.get("value")
+        need(isinstance(role, str) and role in SHAREGPT_ROLES, f"{place}: expected one of the "
+             f"roles {', '.join(SHAREGPT_ROLES)}, found {role!r:.40}")
+        role = SHAREGPT_ROLES[role]
+    for name in sorted(LOSS_OF_MESSAGE & m.keys()) if role == "assistant" else ():
+        need(m[name] == 1, f"{place}: {name} is {m[name]!r:.40}, but every answer of the assistant "
+             f"is trained; put messages that are not trained into prompt, and the answer into "
+             f"completion")
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        need(kind in (None, "text"), f"{place}: expected a text, found a part of type {kind!r:.40}")
+    return {"role": role, "content": content}
+
+def take_messages(e, field):
+    """The messages of a field.  Other fields of the messages become fields NAME.FIELD of e."""
+    listed = [field.value] if isinstance(field.value, dict) else field.value
+    if isinstance(listed, list):
+        for m in listed:
+            if isinstance(m, dict):
+                e.update({f"{field.name}.{name}": m[name] for name in m.keys() - READ_IN_MESSAGE})
+        listed = [openai_message(m, f"{field.name}[{i}]") if isinstance(m, dict) else m
+                  for i, m in enumerate(listed)]
+    return messages_in(listed, field.name)
+
+def up_to_answer(messages):
+    """The messages before the first answer of the assistant"""
+    roles = [role for role, _ in messages] + ["assistant"]
+    return messages[:roles.index("assistant")]
+
+def begin_alike(conversations):
+    """The messages that all conversations begin with, without the last message of any of them"""
+    alike = []
+    for messages in zip(*(x[:-1] for x in conversations)):
+        if len({*messages}) > 1:
+            break
+        alike.append(messages[0])
+    return alike
+
+def leading_systems(messages):
+    roles = [role for role, _ in messages] + ["user"]
+    return next(i for i, role in enumerate(roles) if role != "system")
+
+def without(n, said):
+    """The answers without the n messages that each begins with"""
+    return {key: messages[n:] for key, messages in said.items()}
+
+# ---- one reader for each form; each returns (messages before the answer, {key: messages})
+def read_history(field):
+    """The messages of Alpaca's history: pairs of a question and its answer, oldest first"""
+    pairs = [] if is_blank(field.value) else field.value
+    ok = isinstance(pairs, list) and all(
+        isinstance(x, list) and [*map(type, x)] == [str, str] for x in pairs)
+    need(ok, f"history is {pairs!r:.40}, expected a list of pairs [question, answer]")
+    return [message for question, answer in pairs
+            for message in (("user", question), ("assistant", answer))]
+
+def read_listed_question(e, question, said):
+    """TRL's form: question and answers are lists of messages.  Some files repeat the question in
+    each answer."""
+    asked, n = take_messages(e, question), len(question.value)
+    said = {key: take_messages(e, x) for key, x in said.items()}
+    repeated = all(messages[:n] == asked for messages in said.values())
+    return asked, without(n, said) if repeated else said
+
+def read_conversations(e, stated, said):
+    """Answers that are lists of messages.  They begin with the question, unless it is `stated`,
+    messages made of other fields.  Some files state a question that is one of the messages."""
+    said = {key: take_messages(e, x) for key, x in said.items()}
+    first, *others = said.values()
+    whole = begin_alike(said.values()) if others else up_to_answer(first)
+    n = leading_systems(whole)
+    if not stated:
+        return whole, without(len(whole), said)
+    if whole[n:] and whole[n][0] == "user":
+        there = {text.strip() for role, text in first if role != "assistant"}
+        need({text.strip() for _, text in stated} <= there, "expected one question, found "
+             "messages and another question beside them; remove one")
+        return whole, without(len(whole), said)
+    return [*whole[:n], *stated], without(n, said)
+
+SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+
+def messages_of_text(field):
+    before, *parts = SPEAKER.split(text_in(field))
+    need(parts and not before, f"{field.name}: expected a question in the field prompt or "
+         f"instruction, or a whole conversation that begins with '\\n\\nHuman:'; found neither")
+    roles = {"Human": "user", "Assistant": "assistant"}
+    return [(roles[who], text.strip()) for who, text in zip(parts[::2], parts[1::2])]
+
+def read_whole_texts(said):
+    """hh-rlhf's form: each text is a whole conversation, "\\n\\nHuman: ...\\n\\nAssistant: ...\""""
+    said = {key: messages_of_text(x) for key, x in said.items()}
+    asked = begin_alike(said.values())
+    return asked, without(len(asked), said)
+
+# ---- any form
+def conversation(asked, answers):
+    """The example made of `asked`, the messages before the answer, and answers {key: messages}"""
+    for messages in answers.values():
+        need(words_of(messages), "expected a message of the assistant, found none")
+    questions = [text for role, text in asked if role == "user"]
+    return {"instruction": "".join(questions[-1:]), "input": "", "asked": asked, **answers}
+
+def with_system(field, asked, said):
+    """The messages before the answer, with the text of the field `system` as the first one"""
+    if is_blank(field.value):
+        return asked
+    there = [role for messages in (asked, *said.values()) for role, _ in messages]
+    need("system" not in there, "expected one system message, found the field system and a "
+         "system message; remove one")
+    return [("system", text_in(field)), *asked]
+
+class Fields(NamedTuple):
+    """The fields of an entry that are read"""
+    question: Field
+    added: Field                             # Alpaca's input
+    system: Field
+    history: Field
+    said: dict                               # {key: Field}, the answers
+
+def take_fields(e, answers):
+    pairs = len(answers) > 1
+    need(pairs or not {"chosen", "rejected"} <= e.keys() or e.keys() & {*ANSWER_NAMES["output"]},
+         "expected the field output, found a preference pair; train on pairs with dpo")
+    for name in e.keys() & {*CONVERSATION} if pairs else ():
+        if e[name] in (e.get("chosen"), e.get("rejected")):      # a copy, as in UltraFeedback
+            del e[name]
+    return Fields(question=take(e, *QUESTION, *(CONVERSATION if pairs else ())),
+                  added=take(e, "input"), system=take(e, "system"), history=take(e, "history"),
+                  said={key: take(e, *ANSWER_NAMES.get(key, (key,))) for key in answers})
+
+def as_example(entry, answers):
+    """The example of an entry: {instruction, input, *answers} and the fields without effect.  If it
+    consists of messages, it also has `asked`, and its answers are lists of messages.  A null field
+    counts as missing, and a field `asked` in the file is ignored."""
+    e = {name: x for name, x in entry.items() if x is not None and name != "asked"}
+    question, added, system, past, said = take_fields(e, answers)
+    need_supported(e)
+    listed = any(map(holds_messages, (question, *said.values())))
+    whole_texts = question.value is None and len(said) > 1 and all(
+        isinstance(x.value, str) for x in said.values())
+    for x in said.values() if listed or whole_texts else (question, *said.values()):
+        need(x.value is not None, f"{x.name} is missing or null; the fields are "
+             f"{', '.join(map(str, entry)) or 'none':.80}")
+    history = read_history(past)
+
+    if whole_texts or holds_messages(question):
+        need(is_blank(added.value) and not history, "expected no input and no history beside "
+             "messages; remove them")
+        asked, said = (read_whole_texts(said) if whole_texts else
+                       read_listed_question(e, question, said))
+    else:
+        texts = [text_in(x) for x in (question, added) if not is_blank(x.value)]
+        stated = [*history, ("user", "\n\n".join(texts))]
+        if listed:
+            asked, said = read_conversations(e, stated if texts or history else [], said)
+        elif history or not is_blank(system.value):
+            asked, said = stated, {key: [("assistant", text_in(x))] for key, x in said.items()}
+        else:
+            if is_blank(added.value):
+                added = Field("input", "")
+            fields = {"instruction": question, "input": added, **said}
+            return {**e, **{name: text_in(x) for name, x in fields.items()}}
+    if history and len(said) == 1:           # the answers in it are trained, too
+        messages = [*asked, *said["output"]]
+        asked = up_to_answer(messages)
+        said = {"output": messages[len(asked):]}
+    return {**e, **conversation(with_system(system, asked, said), said)}

@@ -1,0 +1,484 @@
+"""The forms of fine-tuning data that other programs write, read as the same conversations."""
+import csv
+import json
+
+import numpy as np
+import pytest
+from examples import FLAGS, copy_of
+from helpers import needs, refused, run, told
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nanoeuler as ne
+from nanoeuler_parts.tuning.dpo import DpoOptions, DpoRun
+from nanoeuler_parts.tuning.examples import (
+    answered_in, asked_in, cut_versions, read_examples, read_file,
+)
+from nanoeuler_parts.tuning.formats import as_example
+from nanoeuler_parts.tuning.sft import SftOptions, SftRun
+
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
+PAIR = ["chosen", "rejected"]
+
+
+# ---- ten conversations, in every form
+def of_openai(messages):
+    return [dict(role=role, content=text) for role, text in messages]
+
+
+def in_parts(messages):
+    return [dict(role=role, content=[dict(type="text", text=text[:3]),
+                                     dict(type="text", text=text[3:])]) for role, text in messages]
+
+
+def of_sharegpt(messages):
+    names = dict(user="human", assistant="gpt", system="system")
+    return [{"from": names[role], "value": text} for role, text in messages]
+
+
+def parts_of_sharegpt(messages):
+    return [{"from": role, "value": [dict(type="text", text=text)]} for role, text in messages]
+
+
+def of_alpaca(messages):
+    """{system, history, instruction} of the messages before an answer"""
+    *before, (_, question) = messages
+    system = [before.pop(0)[1]] if before and before[0][0] == "system" else [""]
+    texts = [text for _, text in before]
+    return dict(system=system[0], instruction=question,
+                history=[[*pair] for pair in zip(texts[::2], texts[1::2])])
+
+
+def apart(messages):
+    """The system message and the others"""
+    if messages[0][0] == "system":
+        return messages[0][1], messages[1:]
+    return "", messages
+
+
+def of_anthropic(messages):
+    names = dict(user="Human", assistant="Assistant")
+    return "".join(f"\n\n{names[role]}: {text}" for role, text in messages)
+
+
+TURNS = [[("system", f"Be number {i}.")] * (i % 2)
+         + [(role, f"{word} {i} of {turn}?") for turn in range(1 + i % 3)
+            for role, word in (("user", "What is"), ("assistant", "It is"))] for i in range(10)]
+SINGLE = [[("user", f"What is {i}?"), ("assistant", f"It is {i}.")] for i in range(10)]
+
+
+def conversation_forms(x):
+    """The forms of a whole conversation"""
+    system, others = apart(x)
+    *before, (_, answer) = x
+    return {
+        "messages": dict(messages=of_openai(x)),
+        "parts": dict(messages=in_parts(x)),
+        "ShareGPT": dict(conversations=of_sharegpt(x)),
+        "parts of ShareGPT": dict(conversations=parts_of_sharegpt(x)),
+        "conversations of OpenAI": dict(conversations=of_openai(x)),
+        "Alpaca": dict(**of_alpaca(before), output=answer),
+        "system beside messages": dict(system=system, messages=of_openai(others)),
+        "system beside ShareGPT": dict(system=system, conversations=of_sharegpt(others)),
+        "completion": dict(completion=of_openai(x)),
+        "a question that is there twice": dict(prompt=others[0][1], messages=of_openai(x)),
+        "nulls": dict(id=7, output=None, tools=[], messages=[
+            {**m, "tool_calls": None, "weight": 1} for m in of_openai(x)])}
+
+
+def single_forms(x):
+    """The forms that hold one question and one answer"""
+    (_, question), (_, answer) = x
+    return {
+        "messages": dict(messages=of_openai(x)),
+        "Alpaca": dict(instruction=question, input="", output=answer),
+        "texts": dict(prompt=question, completion=answer),
+        "TRL": dict(prompt=of_openai(x[:1]), completion=of_openai(x[1:])),
+        "a text and messages": dict(prompt=question, completion=of_openai(x[1:]))}
+
+
+def pair_forms(x):
+    """The forms of a pair of answers; the one in `x` is chosen"""
+    *asked, last = x
+    system, others = apart(asked)
+    worse = ("assistant", "No idea.")
+    chosen, rejected = dict(chosen=of_openai([last])), dict(rejected=of_openai([worse]))
+    texts = dict(chosen=last[1], rejected=worse[1])
+    whole = {key: of_openai([*asked, y]) for key, y in (("chosen", last), ("rejected", worse))}
+    of_text = {key: of_anthropic([*others, y]) for key, y in (("chosen", last),
+                                                            ("rejected", worse))}
+    objects = {key: of_sharegpt([y])[0] for key, y in (("chosen", last), ("rejected", worse))}
+    return {
+        "TRL": dict(prompt=of_openai(asked), **chosen, **rejected),
+        "ShareGPT": dict(conversations=of_sharegpt(asked), **objects),
+        "messages": dict(messages=of_openai(asked), chosen=of_openai([last])[0],
+                         rejected=in_parts([worse])[0]),
+        "Alpaca": dict(**of_alpaca(asked), **texts),
+        "Alpaca and messages": dict(**of_alpaca(asked), **chosen, **rejected),
+        "without a question": whole,
+        "UltraFeedback": dict(prompt=others[0][1], **whole, messages=whole["chosen"]),
+        "a question in all three": dict(prompt=of_openai(asked), **whole),
+        "hh-rlhf": dict(system=system, **of_text)}
+
+
+def write(path, entries):
+    path.write_text("".join(json.dumps(e) + "\n" for e in entries), encoding="utf-8")
+    return path
+
+
+def begin(base, folder, path, Options, run_of, **chosen):
+    """A run of these data before its first step"""
+    start = ne.read_checkpoint(str(base / "nanoeuler.bin"))
+    start = start._replace(moments=(), state=ne.State(kind="chat", template=ne.CHATML))
+    options = Options(data=str(path), batch=320, row_len=160, dtype="f32", **chosen).check()
+    return run_of(str(folder / "x.bin"), start, options)
+
+
+def rows(of_run):
+    """Ids and targets of all rows, of the training and the held-out examples"""
+    data = of_run.data
+    return [x for part in (data.batches, data.responses) for x in part.batch(slice(None))]
+
+
+def all_rows(base, folder, forms, *kind, **chosen):
+    """{form: rows of the run that trains on it}"""
+    return {form: rows(begin(base, folder, write(folder / "data.jsonl", entries), *kind, **chosen))
+            for form, entries in forms.items()}
+
+
+def by_form(forms_of, conversations):
+    forms = [forms_of(x) for x in conversations]
+    return {form: [x[form] for x in forms] for form in forms[0]}
+
+
+@pytest.mark.parametrize("forms_of, conversations, Options, run_of, first", [
+    (conversation_forms, TURNS, SftOptions, SftRun, "messages"),
+    (single_forms, SINGLE, SftOptions, SftRun, "messages"),
+    (pair_forms, TURNS, DpoOptions, DpoRun, "TRL")], ids=["turns", "single", "pairs"])
+def test_every_form_makes_the_same_rows(forms_of, conversations, Options, run_of, first, base,
+                                        tmp_path):
+    forms = by_form(forms_of, conversations)
+    made = all_rows(base, tmp_path, forms, Options, run_of, holdout=0.2)
+    assert (made[first][1] >= 0).any() and len(made[first][0]) >= 8
+    for form, arrays in made.items():
+        for got, want in zip(arrays, made[first], strict=True):
+            assert np.array_equal(got, want), form
+
+
+COLUMNS = [["instruction", "question"], ["output", "answer"], ["system", "persona"]]
+ASK = [{"persona": f"Be {i}, \"so\".", "question": f"What,\nis {i}?", "answer": f"It is\r\n{i}.",
+        "id": str(i)} for i in range(10)]
+
+
+def write_table(path, entries):
+    if path.suffix == ".parquet":
+        needs("pyarrow")
+        import pyarrow.parquet
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(entries), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(entries), encoding="utf-8")
+    elif path.suffix == ".jsonl":
+        write(path, entries)
+    else:
+        with open(path, "w", encoding="utf-8-sig", newline="") as f:
+            table = csv.DictWriter(f, list(entries[0]),
+                                   delimiter="\t" if path.suffix == ".tsv" else ",")
+            table.writeheader()
+            table.writerows(entries)
+    return path
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet", "json", "jsonl"])
+def test_columns_of_a_table_make_the_same_rows(ending, base, tmp_path):
+    path = write_table(tmp_path / f"table.{ending}", ASK)
+    messages = [dict(messages=of_openai([("system", e["persona"]), ("user", e["question"]),
+                                         ("assistant", e["answer"])])) for e in ASK]
+    [want] = all_rows(base, tmp_path, {"messages": messages}, SftOptions, SftRun).values()
+    run_of = begin(base, tmp_path, path, SftOptions, SftRun, field=["=".join(x) for x in COLUMNS])
+    assert all(map(np.array_equal, rows(run_of), want))
+    assert run_of.ignored == ["id"] and len(want[0]) == 9
+
+
+@pytest.mark.parametrize("settings, words", [
+    (["output"], ["'output'", "expected NAME=COLUMN"]), (["output="], ["expected NAME=COLUMN"]),
+    (["answer=output"], ["one of the names instruction, prompt, input, system, history, output"]),
+    (["chosen=answer"], ["found 'chosen'"]),
+    (["output=answer", "output=id"], ["--field output is given twice"]),
+    (["output=reply"], ["--field output=reply", "one of the fields of", "persona, question, answer",
+                        "found none of this name"])])
+def test_wrong_columns(settings, words, base, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    write_table(tmp_path / "data.csv", ASK)
+    flags = [x for text in settings for x in ("--field", text)]
+    refused(capsys, "sft", "--data", "data.csv", *flags, words=words)
+
+
+def test_columns_may_change_their_names(tmp_path):
+    """The field that has the name already is not read."""
+    path = write(tmp_path / "data.jsonl", [dict(prompt="A", output="B", note="C"),
+                                           dict(prompt="A", output="B")])
+    with pytest.raises(ne.UserError, match="line 2.*output is missing"):
+        read_file(path, ["output"], ["output=note"])
+    [e, _], _, ignored = read_file(path, ["output"], ["prompt=output", "output=prompt"])
+    assert (e["instruction"], e["output"], ignored) == ("B", "A", ["note"])
+
+
+@pytest.mark.parametrize("text, words", [
+    (b"", ["expected examples, found none"]), (b"prompt,completion\n", ["found none"]),
+    (b"prompt,completion\na,b\nc\n", ["line 3", "expected 2 cells", "found 1"]),
+    (b"prompt,completion\n\"a\n\nb\",c\nd,e,f\n", ["line 5", "found 3"]),
+    (b"prompt,prompt\na,b\n", ["different names", "prompt"]),
+    (b"prompt,completion\n\"a,b\n", ["line 2", "unexpected end of data"]),
+    (b"prompt,completion\n\"a\"x,b\n", ["line 2", "expected after"]),
+    (b"prompt,completion\n\xff,b\n", ["not valid UTF-8 at byte 18", "save it as UTF-8"]),
+    (b"prompt;completion\na;b\n", ["line 2", "the fields are prompt;completion", "--field"])])
+def test_bad_tables(text, words, tmp_path):
+    (tmp_path / "data.csv").write_bytes(text)
+    with pytest.raises(ne.UserError) as e:
+        read_examples(tmp_path / "data.csv", "output")
+    for word in ["data.csv", *words]:
+        assert word in str(e.value), e.value
+
+
+def test_long_cells_and_blank_lines(tmp_path):
+    long = "x" * 200_000
+    (tmp_path / "data.CSV").write_bytes(f"\n,prompt,completion\r\n\r\n0,{long},b\n".encode())
+    [e], _, ignored = read_file(tmp_path / "data.CSV", ["output"])
+    assert (e["instruction"], e["output"], ignored) == (long, "b", [""])
+
+
+# ---- by property
+text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+words = st.text("ab\u00e9 :\"',\n", min_size=1, max_size=12).map(str.strip).filter(bool)
+
+
+@st.composite
+def conversations(draw, texts=text):
+    """A system message or none, then exchanges"""
+    system = [("system", draw(texts))] if draw(st.booleans()) else []
+    return system + [message for _ in range(draw(st.integers(1, 4)))
+                     for message in (("user", draw(texts)), ("assistant", draw(texts)))]
+
+
+def as_messages(example, key):
+    return asked_in(example), answered_in(example, key)
+
+
+@settings(max_examples=60)
+@given(conversations())
+def test_every_form_of_a_conversation_is_the_same(x):
+    first = 1 + (x[0][0] == "system")
+    for form, entry in conversation_forms(x).items():
+        assert as_messages(as_example(entry, ["output"]), "output") == (x[:first], x[first:]), form
+    if first == 1 and len(x) == 2:
+        for form, entry in single_forms(x).items():
+            assert as_messages(as_example(entry, ["output"]), "output") == (x[:1], x[1:]), form
+
+
+@settings(max_examples=60)
+@given(conversations(words))
+def test_every_form_of_a_pair_is_the_same(x):
+    for form, entry in pair_forms(x).items():
+        e = as_example(entry, PAIR)
+        assert as_messages(e, "chosen") == (x[:-1], x[-1:]), form
+        assert as_messages(e, "rejected") == (x[:-1], [("assistant", "No idea.")]), form
+
+
+# ---- what is rejected, and what is not read
+SAYS = [dict(role="user", content="Hi?"), dict(role="assistant", content="Ho.")]
+TOLD = [dict(role="system", content="Be."), *SAYS]
+TEXTS = dict(instruction="Hi?", output="Ho.")
+
+
+def with_message(**fields):
+    return dict(messages=[SAYS[0], {**SAYS[1], **fields}])
+
+
+@pytest.mark.parametrize("entry, words", [
+    (dict(conversations=[{"from": "human", "value": "Hi?"}, {"from": "function_call",
+                                                             "value": "f()"}]),
+     ["conversations[1]", "roles human, user, gpt", "found 'function_call'"]),
+    (dict(conversations=[{"from": "human", "value": "Hi?", "content": "Hi?"}]),
+     ["conversations[0]", "found from, value, content"]),
+    (dict(conversations=[{"from": ["gpt"], "value": "Hi?"}]), ["found ['gpt']"]),
+    (dict(conversations=[{"from": "human", "value": 7}]), ["expected a text", "found 7"]),
+    (dict(conversations=[{"from": "human", "value": [dict(type="image", url="x" * 99)]}]),
+     ["conversations[0]", "part of type 'image'"]),
+    (dict(messages=SAYS, output="Ho."), ["output and messages", "found both"]),
+    (dict(messages=SAYS, conversations=SAYS), ["messages and conversations", "found both"]),
+    (dict(**TEXTS, prompt="Ha?"), ["instruction and prompt", "found both"]),
+    (dict(**TEXTS, completion="Ha."), ["output and completion", "found both"]),
+    (dict(messages=SAYS, prompt="Ha?"), ["expected one question", "remove one"]),
+    (dict(messages=SAYS, input="Ha?"), ["expected one question", "remove one"]),
+    (dict(messages=SAYS, history=[["a", "b"]]), ["expected one question", "remove one"]),
+    (dict(prompt=SAYS[:1], completion=SAYS[1:], history=[["a", "b"]]), ["no history beside"]),
+    (dict(messages=TOLD, system="Be."), ["one system message", "remove one"]),
+    (dict(**TEXTS, system=["Be."]), ["system is ['Be.'], expected text"]),
+    (dict(**TEXTS, history="Ha?"), ["history is 'Ha?', expected a list of pairs"]),
+    (dict(**TEXTS, history=[["a", "b", "c"]]), ["history is", "expected a list of pairs"]),
+    (dict(**TEXTS, history=[["a", None]]), ["history is", "expected a list of pairs"]),
+    (dict(**TEXTS, images=["a.png"]), ["support the field images, found ['a.png']", "remove"]),
+    (dict(**TEXTS, tools="[f]"), ["support the field tools"]),
+    (dict(**TEXTS, label=False), ["support the field label, found False"]),
+    (with_message(content=None, tool_calls=[{}]), ["messages[1]", "the field tool_calls"]),
+    (with_message(name="Bob"), ["messages[1]", "the field name, found 'Bob'"]),
+    (with_message(weight=0), ["messages[1]", "weight is 0", "into prompt"]),
+    (with_message(train=False), ["messages[1]", "train is False"]),
+])
+def test_fields_that_matter_are_rejected(entry, words, tmp_path):
+    path = write(tmp_path / "data.jsonl", [TEXTS, entry])
+    with pytest.raises(ne.UserError) as e:
+        read_examples(path, "output")
+    for word in ["data.jsonl, line 2: ", *words, "--field NAME=COLUMN"]:
+        assert word in str(e.value), e.value
+
+
+@pytest.mark.parametrize("entry, words", [
+    (dict(chosen="Hi? Ho.", rejected="Hi? No."), ["chosen: expected a question in the field prompt",
+                                                  "begins with '\\n\\nHuman:'"]),
+    (dict(chosen="\n\nHuman: Hi?\n\nAssistant: Ho.", rejected="No."), ["rejected: expected"]),
+    (dict(chosen="\n\nHuman: Hi?", rejected="\n\nHuman: Hi?"), ["message of the assistant"]),
+    (dict(conversations=SAYS[:1], chosen="Ho.", rejected="No."),
+     ["chosen: expected a list of messages, found 'Ho.'"]),
+    (dict(prompt="Hi?", messages=SAYS, chosen=SAYS[1:], rejected=SAYS[1:]),
+     ["prompt and messages", "found both"]),
+    (dict(chosen=SAYS, rejected="No."), ["rejected: expected a list of messages"]),
+])
+def test_pairs_that_are_rejected(entry, words, tmp_path):
+    path = write(tmp_path / "data.jsonl", [entry])
+    with pytest.raises(ne.UserError) as e:
+        read_examples(path, *PAIR)
+    for word in ["data.jsonl, line 1: ", *words]:
+        assert word in str(e.value), e.value
+
+
+def test_other_fields_are_named(base, tmp_path, monkeypatch):
+    """Those that are empty are not, and of many only some."""
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    others = {f"x{i}": i for i in range(9)}
+    write(tmp_path / "data.jsonl", [
+        dict(**TEXTS, id=7, source="", system=None, history=[]), with_message(model="m", weight=1),
+        dict(**TEXTS, chosen="a", asked="b", **others)])
+    said = told("sft", "--data", "data.jsonl", *FLAGS, "--steps", 1)
+    assert "  ignored fields   id, messages.model, chosen, x0, x1, x2, x3, x4 and 4 more\n" in said
+    write(tmp_path / "data.jsonl", [TEXTS])
+    said = told("sft", "--data", "data.jsonl", *FLAGS, "--steps", 1, "--force")
+    assert "ignored" not in said
+
+
+# ---- --truncate
+def exchange(i, words=5):
+    return [("user", f"{i} {'be ' * words}"), ("assistant", f"{i} {'or ' * words}")]
+
+
+def test_cut_versions_by_hand():
+    told_first, a, b, c = [("system", "Be.")], exchange(1), exchange(2), exchange(3)
+    tool = [*b, ("tool", "7"), ("assistant", "It is 7.")]
+
+    def versions(entry, keys):
+        return [as_messages(f(), keys[0]) for f in cut_versions(as_example(entry, keys), keys)]
+
+    e = dict(messages=of_openai(told_first + a + tool + c))
+    assert versions(e, ["output"]) == [(told_first + tool[:1], tool[1:] + c),
+                                       (told_first + c[:1], c[1:])]
+    assert versions(dict(messages=of_openai(a + b[:1])), ["output"]) == []
+    assert versions(TEXTS, ["output"]) == []
+    e = dict(prompt=of_openai(a + b[:1]), completion=of_openai(b[1:] + c))
+    assert versions(e, ["output"]) == [(b[:1], b[1:] + c), (c[:1], c[1:])]
+    e = dict(prompt=of_openai(told_first + a + b + c[:1]), chosen=of_openai(c[1:] + a),
+             rejected=of_openai(c[1:]))
+    assert versions(e, PAIR) == [(told_first + b + c[:1], c[1:] + a),
+                                 (told_first + c[:1], c[1:] + a)]
+
+
+@settings(max_examples=60)
+@given(conversations(), st.booleans())
+def test_what_is_cut_is_the_beginning(x, pairs):
+    keys = PAIR if pairs else ["output"]
+    e = as_example(pair_forms(x)["TRL"] if pairs else conversation_forms(x)["messages"], keys)
+    system = x[:1] if x[0][0] == "system" else []
+    found = [[y for part in as_messages(f(), keys[0]) for y in part] for f in cut_versions(e, keys)]
+    assert found == [system + x[i:] for i in range(len(system) + 2, len(x), 2)]
+
+
+@pytest.mark.parametrize("verb", ["sft", "dpo"])
+def test_long_conversations_are_cut_to_the_row(verb, base, tmp_path, monkeypatch, capsys):
+    """The newest exchanges that fit are the rows of a file that holds nothing else."""
+    long = [("system", "Be.")] + [y for i in range(30) for y in exchange(i)]
+    short, single = exchange(7), exchange(8, 200)
+    kind = (DpoOptions, DpoRun) if verb == "dpo" else (SftOptions, SftRun)
+
+    def entries(*conversations):
+        return [pair_forms(x)["TRL"] if verb == "dpo" else conversation_forms(x)["messages"]
+                for x in conversations]
+
+    def made(*conversations, **chosen):
+        path = write(tmp_path / "data.jsonl", entries(*conversations))
+        return begin(base, tmp_path, path, *kind, holdout=0.0, **chosen)
+
+    whole = made(long, short, single)
+    assert len(whole.data.batches.rows) == (2 if verb == "dpo" else 1)
+    assert "2 examples longer than a row of 160 tokens (--truncate cuts them)" in (
+        capsys.readouterr().out)
+    cut = made(long, short, single, truncate=True)
+    said = capsys.readouterr().out
+    assert "  cut              1 conversation, to fit a row of 160 tokens\n" in said
+    assert "left out         1 example longer than a row of 160 tokens, 0 empty" in said
+    fitting = [n for n in range(2, 60, 2)
+               if len(made(long[:1] + long[-n:], short).data.batches.rows) == len(
+                   cut.data.batches.rows)]
+    n = fitting[-1]
+    assert 2 < n < 58 and fitting == [*range(2, n + 2, 2)]
+    for got, want in zip(rows(cut), rows(made(long[:1] + long[-n:], short))):
+        assert np.array_equal(got, want)
+
+
+def test_rows_are_no_longer_than_what_is_cut(base, tmp_path, monkeypatch):
+    """Without --row-len, up to 2,048 tokens; a run that is resumed cuts the same."""
+    monkeypatch.setattr("nanoeuler_parts.tuning.sft.MOST_A_ROW", 150)
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    write(tmp_path / "data.jsonl", [
+        dict(conversations=of_sharegpt([y for i in range(n) for y in exchange(i)]))
+        for n in (1, 9, 30)])
+    start = "sft", "--data", "data.jsonl", "--truncate", *FLAGS
+    said = told(*start, "--steps", 1)
+    state = ne.read_checkpoint("nanoeuler_chat.bin").state
+    T = state.options["row_len"]
+    assert 96 <= T <= 160 and state.options["truncate"] is True
+    row = f"  cut              2 conversations, to fit a row of {T} tokens\n"
+    assert row in said and row in told(*start, "--resume", "--steps", 2)
+
+
+# ---- runs
+def test_settings_are_kept_for_resume(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    write_table(tmp_path / "data.csv", ASK)
+    start = "sft", "--data", "data.csv", *FLAGS
+    fields = [x for pair in COLUMNS for x in ("--field", "=".join(pair))]
+    run(*start, *fields, "--steps", 1)
+    state = ne.read_checkpoint("nanoeuler_chat.bin").state
+    assert state.options["field"] == fields[1::2] and state.options["truncate"] is False
+    run("sft", "--resume", "--steps", 2)
+    run("sft", "--resume", *fields, "--steps", 3)
+    refused(capsys, "sft", "--resume", *fields[:4], "--steps", 4, words=["started with field"])
+    refused(capsys, "sft", "--resume", "--truncate", "--steps", 4,
+            words=["started with truncate False, not True"])
+
+
+@pytest.mark.parametrize("verb", ["sft", "dpo"])
+def test_a_run_on_each_form_answers(verb, base, tmp_path, monkeypatch):
+    """And ends in the same weights, whatever the form."""
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    forms = by_form(pair_forms if verb == "dpo" else conversation_forms, TURNS)
+    weights, model = {}, "nanoeuler.bin"
+    if verb == "dpo":                        # it keeps the template of its model
+        write(tmp_path / "data.jsonl", by_form(conversation_forms, TURNS)["messages"])
+        run("sft", "--data", "data.jsonl", *FLAGS, "--steps", 1, "--out", model := "chat.bin")
+    for form in ("TRL", "hh-rlhf") if verb == "dpo" else ("messages", "ShareGPT", "Alpaca"):
+        write(tmp_path / "data.jsonl", forms[form])
+        run(verb, model, "--data", "data.jsonl", *FLAGS, "--steps", 3, "--out", "x.bin",
+            "--force")
+        weights[form] = ne.read_checkpoint("x.bin").flat
+        assert told("generate", "What is 3?", "x.bin", "--tokens", 4, "--temperature", 0)
+    first, *others = weights.values()
+    assert all(np.array_equal(first, x) for x in others)
