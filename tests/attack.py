@@ -67,7 +67,7 @@ import bpe
 import nanoeuler as ne
 from nanoeuler_parts.interchange.gguf import gguf_meta, write_gguf
 from nanoeuler_parts.interchange.templates import marked, render
-from nanoeuler_parts.tuning.examples import read_examples
+from nanoeuler_parts.tuning.examples import read_examples, read_file
 
 LIMIT = 20                   # seconds for one input; a good one takes some milliseconds
 MEMORY = 2 << 30             # bytes to spare: no size that a file names is believed unchecked
@@ -183,6 +183,9 @@ TEMPTING = {
     "optimizer": ["adamw", "muon", "", None], "dtype": ["f32", "", "f64", None],
     "batch": [1, 64, 1 << 20], "row_len": [0, 1, 2, 9, 1 << 17], "cuts": [0.0, 0.5, 1e-9],
     "lr": [1e-9, 1.0], "warmup": [0, 1 << 40], "eval_every": [1, 2], "save_every": [1, 2],
+    "field": [[], ["output=answer"], ["output"], [7], "output=x"], "truncate": [True, False],
+    "role": ["user", "assistant", "human", "tool", "<|im_end|>"],
+    "from": ["human", "gpt", "function_call", "observation", "role"], "weight": [0, 1, 0.5],
     "holdout": [0.0001, 0.5, 0.9], "reference": [[], [1.0], [1.0] * 24, ["x"] * 24],
     "chat_template": ["", CHATML, GEMMA, "{% if %}", [{"name": "default", "template": CHATML}]],
     "data_offsets": [[0, 0], [0, 4], [4, 0], [0, 1 << 60], [-8, 0], [0], "ab"],
@@ -308,7 +311,28 @@ def write_good_files():
                 for k in range(12)]
     pairs = [dict(instruction=e["instruction"], input="", chosen=e["output"], rejected="No.")
              for e in examples]
-    files = {"text.txt": text, "examples.json": json.dumps(examples).encode(),
+    said = [[dict(role="system", content="Be brief."), dict(role="user", content=e["instruction"]),
+             dict(role="assistant", content=[dict(type="text", text=e["output"])])]
+            for e in examples]
+    sharegpt = [[{"from": {"assistant": "gpt"}.get(m["role"], m["role"]), "value": m["content"]}
+                 for m in x] for x in said]
+    forms = [form for e, x, y in zip(examples, said, sharegpt) for form in (
+        {"messages": x, "id": 7}, {"conversations": y}, {"prompt": x[:2], "completion": x[2:]},
+        {**e, "system": "Be brief.", "history": [["Add 1 and 1.", "2"]], "tools": []},
+        {"messages": x[1:], "system": "Be brief.", "prompt": e["instruction"]})]
+    no = {"from": "gpt", "value": "No."}
+    forms_of_pairs = [form for e, x, y in zip(pairs, said, sharegpt) for form in (
+        {"conversations": y[:2], "chosen": y[2], "rejected": no},
+        {"prompt": x[:2], "chosen": x[2:], "rejected": [dict(role="assistant", content="No.")]},
+        {"chosen": y, "rejected": [*y[:2], no]},
+        {key: f"\n\nHuman: {e['instruction']}\n\nAssistant: {e[key]}"
+         for key in ("chosen", "rejected")},
+        {**e, "system": "Be brief.", "history": []})]
+    rows = "".join(f'"{e["instruction"]}\nNow!","{e["output"]}",{k}\n'
+                   for k, e in enumerate(examples))
+    files = {"forms.jsonl": as_lines(forms), "forms_of_pairs.jsonl": as_lines(forms_of_pairs),
+             "table.csv": f"question,answer,id\n{rows}".encode(), "text.txt": text,
+             "examples.json": json.dumps(examples).encode(),
              "examples.jsonl": as_lines(examples), "pairs.jsonl": as_lines(pairs),
              "pairs.json": json.dumps(pairs).encode(), "log.jsonl": as_lines(log_lines()),
              "tokenizer.json": tokenizer.to_json().encode()}
@@ -631,24 +655,28 @@ def texts(rng):
 
 
 def examples(rng, spoil=True):
-    name = rng.choice(["examples.json", "examples.jsonl"])
+    name = rng.choice(["examples.json", "examples.jsonl", "forms.jsonl", "table.csv"])
     lay("adamw.bin", name)
     if spoil:
-        Path(name).write_bytes(spoilt_list(rng, name))
+        of_table = partial(spoilt, raw=good_files()[name])
+        Path(name).write_bytes(of_table(rng) if name == "table.csv" else spoilt_list(rng, name))
+    fields = ["instruction=question", "output=answer"] if name == "table.csv" else []
     if rng.random() < 0.3:
-        return reads(read_examples, name, "output")
+        return reads(read_file, name, ["output"], fields)
+    flags = rng.choice([[], ["--truncate"], ["--truncate", "--row-len", rng.choice([20, 60])]])
     return runs("sft", "adamw.bin", "--data", name, *SHORT, "--cuts", rng.choice([0, 0, 0.3]),
-                "--threads", 1)
+                *flags, *(x for text in fields for x in ("--field", text)), "--threads", 1)
 
 
 def preferences(rng, spoil=True):
-    name = rng.choice(["pairs.json", "pairs.jsonl"])
+    name = rng.choice(["pairs.json", "pairs.jsonl", "forms_of_pairs.jsonl"])
     lay("chat.bin", name)
     if spoil:
         Path(name).write_bytes(spoilt_list(rng, name))
     if rng.random() < 0.3:
         return reads(read_examples, name, "chosen", "rejected")
-    return runs("dpo", "chat.bin", "--data", name, *SHORT, "--threads", 1)
+    return runs("dpo", "chat.bin", "--data", name, *SHORT, *rng.choice([[], ["--truncate"]]),
+                "--threads", 1)
 
 
 def logs(rng, spoil=True):

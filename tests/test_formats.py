@@ -1,11 +1,12 @@
 """The forms of fine-tuning data that other programs write, read as the same conversations."""
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
 from examples import FLAGS, copy_of
-from helpers import needs, refused, run, told
+from helpers import ROOT, needs, refused, run, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -282,6 +283,33 @@ def test_every_form_of_a_pair_is_the_same(x):
         e = as_example(entry, PAIR)
         assert as_messages(e, "chosen") == (x[:-1], x[-1:]), form
         assert as_messages(e, "rejected") == (x[:-1], [("assistant", "No idea.")]), form
+
+
+def test_the_guide_shows_forms_that_are_read(tmp_path):
+    guide = (ROOT / "docs" / "fine-tune.md").read_text(encoding="utf-8")
+    of_sft, of_dpo = re.findall("(?s)```json\n(.*?)```", guide)
+    for text, keys, last in (of_sft, ["output"], "Good morning."), (of_dpo, PAIR, "What?"):
+        (tmp_path / "data.jsonl").write_text(text, encoding="utf-8")
+        examples, _, ignored = read_file(tmp_path / "data.jsonl", keys)
+        assert ignored == [] and len(examples) == text.count("\n")
+        assert answered_in(examples[-1], keys[-1]) == [("assistant", last)]
+
+
+def test_whole_texts_by_hand():
+    """A mark counts at the beginning of a paragraph; the first turn that differs is an answer's."""
+    begun = "Human: Hi, Human: you?\n\nAssistant: Ho.\n\nHuman:  \n\nAssistant:"
+    e = as_example(dict(chosen=begun + " Ha.", rejected="\n\n" + begun + " No.\n"), PAIR)
+    assert e["asked"] == [("user", "Hi, Human: you?"), ("assistant", "Ho."), ("user", "")]
+    assert (e["chosen"], e["rejected"]) == ([("assistant", "Ha.")], [("assistant", "No.")])
+
+
+def test_an_empty_question_is_left_out_in_every_form(base, tmp_path, capsys):
+    empty = [dict(instruction="", output="Ho."), dict(instruction="", output="Ho.", system="Be."),
+             dict(messages=[*TOLD[:1], dict(role="user", content=""), *SAYS[1:]])]
+    path = write(tmp_path / "data.jsonl", [with_message(), with_message(), *empty])
+    assert len(begin(base, tmp_path, path, SftOptions, SftRun).encoded) == 5
+    assert "left out         0 examples longer than a row of 160 tokens, 3 empty" in (
+        capsys.readouterr().out)
 
 
 # ---- what is rejected, and what is not read
