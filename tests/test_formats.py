@@ -214,6 +214,14 @@ def test_wrong_columns(settings, words, base, tmp_path, monkeypatch, capsys):
     refused(capsys, "sft", "--data", "data.csv", *flags, words=words)
 
 
+def test_columns_are_checked_with_the_other_settings():
+    """Before any file is read; each verb has its own names."""
+    for Options, text in ((SftOptions, "chosen=a"), (DpoOptions, "output=a"), (SftOptions, "a")):
+        with pytest.raises(ne.UserError, match="--field"):
+            Options.chosen(field=[text])
+    assert DpoOptions.chosen(field=["chosen=a"]).field == ["chosen=a"]
+
+
 def test_columns_may_change_their_names(tmp_path):
     """The field that has the name already is not read."""
     path = write(tmp_path / "data.jsonl", [dict(prompt="A", output="B", note="C"),
@@ -365,6 +373,7 @@ def test_fields_that_matter_are_rejected(entry, words, tmp_path):
     (dict(chosen="Hi? Ho.", rejected="Hi? No."), ["chosen: expected a question in the field prompt",
                                                   "begins with '\\n\\nHuman:'"]),
     (dict(chosen="\n\nHuman: Hi?\n\nAssistant: Ho.", rejected="No."), ["rejected: expected"]),
+    (dict(chosen="Hm.\n\nHuman: Hi?\n\nAssistant: Ho.", rejected="No."), ["chosen: expected"]),
     (dict(chosen="\n\nHuman: Hi?", rejected="\n\nHuman: Hi?"), ["message of the assistant"]),
     (dict(conversations=SAYS[:1], chosen="Ho.", rejected="No."),
      ["chosen: expected a list of messages, found 'Ho.'"]),

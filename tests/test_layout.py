@@ -175,7 +175,7 @@ def test_a_verb_loads_no_module_of_another():
     code = LOADED.format(root=str(ROOT), higher=higher)
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     formats = ["interchange.gguf", "interchange.huggingface", "interchange.llama"]
-    tuning = ["tuning.examples", "tuning.sft"]
+    tuning = ["tuning.examples", "tuning.formats", "tuning.sft"]
     assert json.loads(said.stdout.splitlines()[-1]) == {
         "train": [], "sft": tuning, "dpo": ["tuning.dpo", *tuning], "chat": [], "generate": [],
         "lens": ["tools.lens"], "serve": ["serve.verb"], "plot": ["tools.plot"],

@@ -214,40 +214,46 @@ def take_fields(e, answers):
                   added=take(e, "input"), system=take(e, "system"), history=take(e, "history"),
                   said={key: take(e, *ANSWER_NAMES.get(key, (key,))) for key in answers})
 
+def of_whole_texts(f):
+    return f.question.value is None and len(f.said) > 1 and all(
+        isinstance(x.value, str) for x in f.said.values())
+
+def of_messages(f):
+    return any(map(holds_messages, (f.question, *f.said.values())))
+
+def read_form(e, f, history):
+    """(messages before the answer, {key: messages}) of an entry in any form"""
+    if of_whole_texts(f) or holds_messages(f.question):
+        need(is_blank(f.added.value) and not history, "expected no input and no history beside "
+             "messages; remove them")
+        return (read_whole_texts(f.said) if of_whole_texts(f) else
+                read_listed_question(e, f.question, f.said))
+    texts = [text_in(x) for x in (f.question, f.added) if not is_blank(x.value)]
+    stated = [*history, ("user", "\n\n".join(texts))]
+    if of_messages(f):
+        return read_conversations(e, stated if texts or history else [], f.said)
+    return stated, {key: [("assistant", text_in(x))] for key, x in f.said.items()}
+
 def as_example(entry, answers):
     """The example of an entry: {instruction, input, *answers} and the fields without effect.  If it
     consists of messages, it also has `asked`, and its answers are lists of messages.  A null field
     counts as missing, and a field `asked` in the file is ignored."""
     e = {name: x for name, x in entry.items() if x is not None and name != "asked"}
-    question, added, system, past, said = take_fields(e, answers)
+    f = take_fields(e, answers)
     need_supported(e)
-    listed = any(map(holds_messages, (question, *said.values())))
-    whole_texts = question.value is None and len(said) > 1 and all(
-        isinstance(x.value, str) for x in said.values())
-    for x in said.values() if listed or whole_texts else (question, *said.values()):
-        need(x.value is not None, f"{x.name} is missing or null; the fields are "
-             f"{', '.join(map(str, entry)) or 'none':.80}")
-    history = read_history(past)
-
-    if whole_texts or holds_messages(question):
-        need(is_blank(added.value) and not history, "expected no input and no history beside "
-             "messages; remove them")
-        asked, said = (read_whole_texts(said) if whole_texts else
-                       read_listed_question(e, question, said))
-    else:
-        texts = [text_in(x) for x in (question, added) if not is_blank(x.value)]
-        stated = [*history, ("user", "\n\n".join(texts))]
-        if listed:
-            asked, said = read_conversations(e, stated if texts or history else [], said)
-        elif history or not is_blank(system.value):
-            asked, said = stated, {key: [("assistant", text_in(x))] for key, x in said.items()}
-        else:
-            if is_blank(added.value):
-                added = Field("input", "")
-            fields = {"instruction": question, "input": added, **said}
-            return {**e, **{name: text_in(x) for name, x in fields.items()}}
-    if history and len(said) == 1:           # the answers in it are trained, too
+    texts = not (of_messages(f) or of_whole_texts(f))
+    needed = [f.question, *f.said.values()] if texts else f.said.values()
+    missing = [x.name for x in needed if x.value is None]
+    need(not missing, f"{''.join(missing[:1])} is missing or null; the fields are "
+         f"{', '.join(map(str, entry)) or 'none':.80}")
+    history = read_history(f.history)
+    if texts and not history and is_blank(f.system.value):
+        added = Field("input", "") if is_blank(f.added.value) else f.added
+        fields = {"instruction": f.question, "input": added, **f.said}
+        return {**e, **{name: text_in(x) for name, x in fields.items()}}
+    asked, said = read_form(e, f, history)
+    if history and len(answers) == 1:        # the answers in it are trained, too
         messages = [*asked, *said["output"]]
         asked = up_to_answer(messages)
         said = {"output": messages[len(asked):]}
-    return {**e, **conversation(with_system(system, asked, said), said)}
+    return {**e, **conversation(with_system(f.system, asked, said), said)}
