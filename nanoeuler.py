@@ -12,6 +12,7 @@ but more slowly.
     python nanoeuler.py chat [FILE]            continue or answer what you type
     python nanoeuler.py generate "ROMEO:"      print one continuation; --file: of many prompts
     python nanoeuler.py lens "To be or not"    show the Euler steps of one prompt
+    python nanoeuler.py eval --data TEXT       measure perplexity; --questions: accuracy
     python nanoeuler.py serve [FILE]           serve browsers and OpenAI's clients
     python nanoeuler.py plot LOG...            plot loss curves
     python nanoeuler.py info [FILE]            describe a checkpoint
@@ -4891,6 +4892,8 @@ VERBS = [
     ("generate", "nanoeuler", "continue or answer one prompt, or a file of prompts"),
     ("lens", "nanoeuler_parts.tools.lens",
      "show how each Euler step changes the prediction of the token after a prompt"),
+    ("eval", "nanoeuler_parts.tools.evaluation",
+     "measure a model: perplexity and bits per byte of texts, accuracy on questions"),
     ("serve", "nanoeuler_parts.serve.verb",
      "serve a model over HTTP: web pages and an OpenAI-compatible API"),
     ("plot", "nanoeuler_parts.tools.plot", "plot the loss curves of training logs"),

@@ -12,6 +12,7 @@ runs that Muon began go on there.  Data, training loops, chat and files are impo
     python nanoeuler_cuda.py s                fine-tune on instructions, write nanoeuler_chat.bin
     python nanoeuler_cuda.py d                learn preferences, write nanoeuler_dpo.bin
     python nanoeuler_cuda.py c                chat with nanoeuler_chat.bin
+    python nanoeuler_cuda.py eval --data A    perplexity of a text;  --questions Q: accuracy
     python nanoeuler_cuda.py serve            for browsers and OpenAI's clients
     python nanoeuler_cuda.py doctor           what this machine has, and what it lacks
 
@@ -6033,6 +6034,7 @@ VERBS = [(name, "nanoeuler_cuda", text) for name, text in (
     ("s", "fine-tune: learn to answer"),
     ("d", "tune on preferences: learn the better of two answers"),
     ("c", "chat"),
+    ("eval", "perplexity and bits per byte of texts, accuracy on questions"),
     ("serve", "answer browsers and OpenAI's clients"),
     ("doctor", "what this machine has, and what it lacks"))]
 
@@ -6065,6 +6067,19 @@ def d_verb(add):
 
 def c_verb(add):
     add(on_gpu(ne.chat, decoder=Decoder), MODEL, settings=fields(ne.ChatSampling))
+
+def eval_verb(add):
+    from nanoeuler_parts.tools.evaluation import EVAL_ARGUMENTS, EvalOptions, evaluate
+
+    @dataclass
+    class Options(EvalOptions):
+        batch: int = ne.setting(64, 1, 1 << 16, "largest number of sequences at a time")
+        dtype: str = ne.setting("bf16", 0, 0, "of texts and choices: bf16 or f32")
+        matmul: str = ne.setting("wgmma", 0, 0)          # these two have no flag
+        recompute: bool = ne.setting(True, 0, 0)         # no layer is kept: nothing goes back
+
+    add(on_gpu(evaluate, decoder=Decoder, engine=Model, settings=Options), *EVAL_ARGUMENTS,
+        settings=fields(Options))
 
 def serve_verb(add):
     from nanoeuler_parts.serve.verb import Serving, serve

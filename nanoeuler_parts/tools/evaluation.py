@@ -1,0 +1,407 @@
+"""The verb `eval`: measures a model by the perplexity of texts and by its answers to questions."""
+import argparse
+import contextlib
+import hashlib
+import json
+import math
+import os
+import pathlib
+import re
+import time
+from dataclasses import asdict, dataclass, fields, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from bpe import need, printable, reading, UserError
+from nanoeuler import (
+    act_shapes, arg, counted, Decoder, file_name, FORCE, messages_in, Model, MODEL, model_to_use,
+    MOST_SILENT, n_params, Pace, print_template_note, read_checkpoint, refuse_overwrite, Sampling,
+    setting, sha256_of, shown_name, Speaker, windows, with_progress,
+)
+from nanoeuler_parts.files.texts import read_text
+from nanoeuler_parts.files.writing import need_another, replacing
+from nanoeuler_parts.tuning.examples import read_entries
+
+@dataclass
+class EvalOptions(Sampling):
+    """How a model is measured: windows of texts, and the sampling of replies"""
+    temperature: float = setting(0.0, 0, 100, "sampling temperature, a divisor of the logits; 0: "
+                                 "always the most probable token")
+    n: int = setting(1, 1, 1)                # a question has one reply, without log-probabilities
+    logprobs: int = setting(0, 0, 0)
+    context: int | None = setting(None, 0, 1 << 17, "length of a window of text, in tokens; 0: the "
+                                  "model's context")
+    stride: int | None = setting(None, 0, 1 << 17, "distance of the beginnings of two windows, in "
+                                 "tokens; 0: half of --context")
+    batch: int | None = setting(None, 0, 1 << 16, "number of sequences computed at once; 0: 64 "
+                                "replies, or windows and choices that take up to 1 GiB")
+    dtype: str = setting("f32", 0, 0, "precision of texts and choices: f32 or bf16; replies have "
+                         "--weights")
+    truncate: bool = setting(False, 0, 0, "drop the first tokens of prompts that exceed the "
+                             "context")
+
+# ==== Texts ====
+# A window of T tokens predicts the T tokens after each of them.  Window i begins at token i * S, S
+# being the stride, and scores the tokens that no earlier window scored: the first window scores T
+# tokens, each later one S.  So every token but the first of the text is scored once.  A scored
+# token has at least T - S tokens before it in its window (except in the first window).
+class Text(NamedTuple):
+    domain: str
+    tokens: np.ndarray         # ids of the whole text, int32
+    n_bytes: int               # of all tokens but the first one, which has no prediction
+    sha256: str
+
+class Score(NamedTuple):
+    tokens: int                # the number of scored tokens
+    n_bytes: int               # the bytes that they spell
+    nats: float                # their summed cross-entropy
+
+def texts_to_measure(names):
+    """Yields (domain, bytes) of each text.  A file is a domain of its own."""
+    for name in names:
+        yield name, read_text(name)
+
+def read_texts(names, tokenizer):
+    texts = []
+    for domain, text in texts_to_measure(names):
+        tokens = tokenizer.encode(text)
+        need(len(tokens) > 1, f"{domain}: expected 2 tokens or more, as the first one has no "
+             f"prediction, found {len(tokens)}; name a longer text with --data")
+        n_bytes = len(text) - len(tokenizer.vocab[tokens[0]])
+        texts.append(Text(domain, tokens, n_bytes, hashlib.sha256(text).hexdigest()))
+    return texts
+
+def window_of(cfg, options):
+    """(T, S): length and distance of the windows"""
+    T = options.context or cfg.seq_len
+    need(T <= cfg.seq_len, f"--context is {T}, expected at most the model's context, {cfg.seq_len}")
+    S = options.stride or max(1, T // 2)
+    need(S <= T, f"--stride is {S}, expected at most --context, {T}: tokens between two windows "
+         f"would not be scored")
+    return T, S
+
+def scored_windows(tokens, starts, T, S):
+    """tokens, targets (B, T) of the windows that begin at `starts`, a range.  A target that an
+    earlier window scores is -1."""
+    x, [y] = windows(tokens, starts, T, P=1)
+    y[np.array(starts) > 0, :T - S] = -1
+    return x, y
+
+def score_text(model, text, T, S, options):
+    """The Score of a text"""
+    n, nats = len(text.tokens) - 1, []       # n tokens have a prediction
+    T = min(T, n)
+    starts = range(0, n - T + S, S)
+    B = batch_size(model.cfg, T, options)
+    parts = [starts[i:i + B] for i in range(0, len(starts), B)]
+    for part in with_progress(parts, text.domain):
+        nats += model.losses(*scored_windows(text.tokens, part, T, S)).tolist()
+    total = math.fsum(nats)                  # independent of the batches
+    need(total < 700 * n, f"{text.domain}: the mean loss is {total / n} nats per token, expected "
+         f"less than 700; the model's weights are too large: use another checkpoint")
+    return Score(n, text.n_bytes, total)
+
+MEMORY = 1 << 30             # bytes of activations
+
+def batch_size(cfg, T, options):
+    """Sequences of T tokens per forward pass.  By default, their activations take up to MEMORY."""
+    if options.batch:
+        return options.batch
+    one, there = replace(cfg, n_mtp=1), math.inf         # only head 0 is computed
+    size = 4 * sum(map(math.prod, act_shapes(one, 1, T)))
+    with contextlib.suppress(AttributeError, ValueError, OSError):   # not a POSIX system
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    need(size <= there, f"a sequence of {T:,} tokens needs {size / 2**30:,.1f} GiB of memory, this "
+         f"machine has {there / 2**30:,.1f} GiB; choose a smaller --context")
+    return max(1, min(64, MEMORY // size))
+
+def figures_of(scores):
+    tokens, n_bytes, nats = map(sum, zip(*scores))
+    return {"tokens": tokens, "bytes": n_bytes, "nats": nats, "nats_per_token": nats / tokens,
+            "perplexity": math.exp(nats / tokens), "bits_per_byte": nats / math.log(2) / n_bytes}
+
+def measure_texts(model, texts, T, S, options):
+    """Prints a row per domain, and returns all figures."""
+    began = time.perf_counter()
+    print(f"windows of {counted(T, 'token')}, stride {S}, {model.device()}", flush=True)
+    scores, digests = {}, {}
+    for text in texts:
+        scores.setdefault(text.domain, []).append(score_text(model, text, T, S, options))
+        digests.setdefault(text.domain, []).append(text.sha256)
+    seconds = time.perf_counter() - began
+    domains = {domain: figures_of(found) | {"sha256": digests[domain]}
+               for domain, found in scores.items()}
+    total = figures_of(sum(scores.values(), []))
+    print_columns(["text", "tokens", "bytes", "bits/byte", "perplexity", "nats/token"], [
+        [name, f"{x['tokens']:,}", f"{x['bytes']:,}", f"{x['bits_per_byte']:.4f}",
+         f"{x['perplexity']:,.4f}", f"{x['nats_per_token']:.4f}"]
+        for name, x in [*domains.items(), ("total", total)]])
+    rate = total["tokens"] / seconds
+    print(f"{seconds:,.1f} s, {rate:,.0f} tokens per second")
+    return {"context": T, "stride": S, "device": model.device(), "seconds": seconds,
+            "tokens_per_second": rate, "domains": domains, "total": total}
+
+# ==== Questions ====
+# A question is open or has choices.  The model replies to an open question, and the reply is
+# compared with the accepted answers.  Of several choices, the model takes the one with the largest
+# log-likelihood after the prompt, as lm_eval computes it (output_type multiple_choice).
+REMEDY = ("with --questions, name JSON lines with prompt, question or messages, and answer or "
+          "choices")
+MATCHES = "exact", "contains", "regex"
+
+class Question(NamedTuple):
+    place: str                 # file and line, for messages
+    record: dict               # the JSON object
+    prompt: str | list         # a text, or messages [(role, text)]
+    choices: list              # texts; [] for an open question
+    answers: list              # accepted texts, or [index of the right choice]
+    match: str                 # one of MATCHES
+    domain: str
+
+def texts_in(value, name):
+    """The texts of a field: a text, or a list of texts"""
+    texts = value if isinstance(value, list) else [value]
+    need(texts and all(isinstance(text, str) and text.strip() for text in texts),
+         f"{name} is {value!r:.40}, expected a text or a list of texts")
+    return texts
+
+def prompt_in(record):
+    if "messages" in record:
+        return messages_in(record["messages"], "messages")
+    prompt = record.get("prompt", record.get("question"))
+    need(isinstance(prompt, str), f"expected a text as prompt or question, found {prompt!r:.40}")
+    return prompt
+
+def right_choice(answer, choices):
+    """The index of the right choice, which the file gives as an index or as a text"""
+    if answer in choices:
+        return choices.index(answer)
+    need(type(answer) is int and 0 <= answer < len(choices), f"answer is {answer!r:.40}, expected "
+         f"the text of a choice, or its index from 0 to {len(choices) - 1}")
+    return answer
+
+def question_in(place, record):
+    """The Question of a JSON object"""
+    need(isinstance(record, dict), f"expected an object, found {type(record).__name__}")
+    prompt, domain = prompt_in(record), record.get("domain", "")
+    match = record.get("match", MATCHES[0])
+    need(isinstance(domain, str), f"domain is {domain!r:.40}, expected a text")
+    need(match in MATCHES, f"match is {match!r:.40}, expected {', '.join(MATCHES)}")
+    need("answer" in record, "the field answer is missing")
+    answer, choices = record["answer"], []
+    if "choices" in record:
+        need(isinstance(prompt, str), "expected a prompt beside choices, found messages")
+        choices = texts_in(record["choices"], "choices")
+        need(len(choices) > 1, "expected two choices or more, found one")
+        answers = [right_choice(answer, choices)]
+    else:
+        answers = texts_in(answer, "answer")
+        for pattern in answers if match == "regex" else ():
+            try:
+                re.compile(pattern)
+            except re.error as e:
+                raise UserError(f"answer is {pattern!r:.40}, expected a regular expression "
+                                f"({e})") from None
+    return Question(place, record, prompt, choices, answers, match, domain)
+
+def read_questions(path):
+    """[Question] of a file, and its SHA-256"""
+    entries, digest = read_entries(path, REMEDY)
+    questions = []
+    for name, entry in entries:
+        place = f"{path}, {name}"
+        with reading(place, REMEDY):
+            questions.append(question_in(place, entry()))
+    need(questions, f"{path}: expected questions, found none; {REMEDY}")
+    return questions, digest
+
+# ---- choices
+def choice_ids(tokenizer, prompt, choice, first):
+    """(ids of the context, ids of the continuation), as `TemplateLM.loglikelihood` of lm_eval
+    splits them: a space precedes the choice, and blanks at the end of the prompt belong to the
+    continuation.  The ids of the continuation are those of the whole text, after as many as the
+    context has.  first: id of the token that stands for an empty prompt, or None"""
+    text, context = f"{prompt} {choice}", prompt.rstrip()
+    if not context:
+        need(first is not None, "the prompt is empty, and the model has no token that begins or "
+             "ends a text; add a prompt")
+        return [first], tokenizer.encode(text).tolist()
+    ids = tokenizer.encode(context).tolist()
+    return ids, tokenizer.encode(text).tolist()[len(ids):]
+
+def choice_rows(questions, c):
+    """[(ids, n)] of all choices of all questions: the last n ids are those of the choice.  A row
+    that exceeds the context is cut from the left."""
+    specials, state, rows = c.tokenizer.specials, c.state, []
+    first = specials.get(state.bos, specials.get(state.eos))
+    for q in questions:
+        for choice in q.choices:
+            with reading(q.place, "change the question"):
+                before, ids = choice_ids(c.tokenizer, q.prompt, choice, first)
+                need(0 < len(ids) <= c.cfg.seq_len, f"expected choices of 1 to {c.cfg.seq_len} "
+                     f"tokens, found {len(ids)}: {choice!r:.40}")
+                rows.append(([*before, *ids][-c.cfg.seq_len - 1:], len(ids)))
+    return rows
+
+def padded(rows, T):
+    """tokens, targets (B, T) of some rows.  Only the tokens of a choice are targets."""
+    x, y = np.zeros((len(rows), T), np.int32), np.full((len(rows), T), -1, np.int32)
+    for i, (ids, n) in enumerate(rows):
+        end = len(ids) - 1
+        x[i, :end] = ids[:-1]
+        y[i, end - n:end] = ids[-n:]
+    return x, y
+
+def log_likelihoods(model, rows, options):
+    """log p(choice | context) of each row, in nats"""
+    T, found = max(len(ids) for ids, _ in rows) - 1, [0.0] * len(rows)
+    B = batch_size(model.cfg, T, options)
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]))     # batches of equal lengths
+    for part in with_progress([order[i:i + B] for i in range(0, len(rows), B)], "choices"):
+        losses = model.losses(*padded([rows[i] for i in part], T))
+        for i, nats in zip(part, losses.tolist()):
+            found[i] = -nats
+    return found
+
+def choose(model, questions, c, options):
+    """The result of each of these questions, which have choices.  `correct_norm` divides each
+    log-likelihood by the number of characters of the choice: acc_norm of lm_eval."""
+    all_found, results = iter(log_likelihoods(model, choice_rows(questions, c), options)), []
+    for q in questions:
+        found = [next(all_found) for _ in q.choices]
+        best = int(np.argmax(found))
+        best_norm = int(np.argmax([p / len(text) for p, text in zip(found, q.choices)]))
+        results.append({"reply": q.choices[best], "correct": [best] == q.answers,
+                        "correct_norm": [best_norm] == q.answers, "log_likelihoods": found})
+    return results
+
+# ---- replies
+def is_accepted(reply, q):
+    """Is the reply one of the accepted answers?  `exact` and `contains` ignore the case of letters,
+    and `exact` also ignores white space at both ends."""
+    if q.match == "regex":
+        return any(re.search(pattern, reply) for pattern in q.answers)
+    said, answers = reply.strip().casefold(), [text.strip().casefold() for text in q.answers]
+    return said in answers if q.match == "exact" else any(text in said for text in answers)
+
+def reply_to(speaker, questions, options):
+    """The result of each of these questions, which are open"""
+    ids, told, results = [], time.perf_counter(), {}
+    for q in questions:
+        with reading(q.place, "change the question"):
+            ids.append(speaker.shortened(speaker.ids_of(q.prompt), options.truncate))
+    if speaker.answers:
+        print_template_note(speaker.template)
+    pace = Pace()
+    for i, [reply] in speaker.answers_to(ids, options, options.batch or 64, pace):
+        results[i] = {"reply": reply.answer, "correct": is_accepted(reply.answer, questions[i])}
+        if time.perf_counter() - told > MOST_SILENT:
+            told = time.perf_counter()
+            print(f"{len(results):,} of {counted(len(ids), 'reply')}, {pace}", flush=True)
+    return [results[i] for i in range(len(ids))]
+
+# ---- accuracy
+def wilson(k, n, z=1.959964):
+    """95 % confidence interval of a probability after k successes in n trials (Wilson 1927)
+    (k + z^2 / 2 -+ z sqrt(k (n - k) / n + z^2 / 4)) / (n + z^2)"""
+    middle, half = k + z * z / 2, z * math.sqrt(k * (n - k) / n + z * z / 4)
+    return max(0.0, (middle - half) / (n + z * z)), min(1.0, (middle + half) / (n + z * z))
+
+def accuracy_of(results):
+    n, correct = len(results), sum(x["correct"] for x in results)
+    normed = [x["correct_norm"] for x in results if "correct_norm" in x]
+    found = {"n": n, "correct": correct, "accuracy": correct / n, "interval": wilson(correct, n)}
+    return found | ({"acc_norm": sum(normed) / len(normed)} if normed else {})
+
+def print_accuracies(rows):
+    """A line for each (name, figures of `accuracy_of`)"""
+    print_columns(["questions", "n", "correct", "accuracy", "95 % interval", "acc_norm"], [
+        [name, f"{x['n']:,}", f"{x['correct']:,}", f"{x['accuracy']:.4f}",
+         "{:.4f} to {:.4f}".format(*x["interval"]),
+         f"{x['acc_norm']:.4f}" if "acc_norm" in x else "-"] for name, x in rows])
+
+def print_wrong(questions, results, most):
+    """Prints up to `most` wrong answers."""
+    wrong = [(q, x["reply"]) for q, x in zip(questions, results) if not x["correct"]]
+    for q, reply in wrong[:most]:
+        asked = q.prompt if isinstance(q.prompt, str) else q.prompt[-1][1]
+        right = [q.choices[i] for i in q.answers] if q.choices else q.answers
+        print(f"wrong: {printable(asked):.90}\n    expected {' or '.join(map(repr, right)):.80}\n"
+              f"    found    {reply!r:.80}")
+
+# ==== The verb ====
+def print_columns(head, rows):
+    """Prints rows of texts in columns; all but the first are aligned on the right."""
+    rows = [[printable(text) for text in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for first, *others in rows:
+        print(f"{first:<{widths[0]}}", *(f"{x:>{n}}" for x, n in zip(others, widths[1:])), sep="  ")
+
+def answer_all(questions, model, file, decoder, c, options):
+    """The result of each question, in their order"""
+    with_choices = [q for q in questions if q.choices]
+    others = [q for q in questions if not q.choices]
+    chosen = iter(choose(model, with_choices, c, options) if with_choices else ())
+    replied = iter(reply_to(Speaker(file, decoder, options), others, options) if others else ())
+    return [next(chosen if q.choices else replied) for q in questions]
+
+def measure_answers(questions, results, show_wrong):
+    """Prints a row per domain and some wrong answers, and returns all figures."""
+    domains, rows = {}, []
+    for q, x in zip(questions, results):
+        domains.setdefault(q.domain, []).append(x)
+    found = {domain: accuracy_of(x) for domain, x in domains.items()}
+    total = accuracy_of(results)
+    if [*domains] != [""]:
+        rows = [(domain or "(no domain)", x) for domain, x in found.items()]
+    print_accuracies([*rows, ("total", total)])
+    print_wrong(questions, results, show_wrong)
+    return {"domains": found, "total": total,
+            "results": [{"question": q.record, **x} for q, x in zip(questions, results)]}
+
+def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, data=(),
+             questions=None, report=None, show_wrong=3, force=False, **chosen):
+    """`eval`: measures a model on texts, on questions, or on both."""
+    options = settings(**chosen).check()
+    need(data or questions, "expected texts or questions; name them with --data or --questions")
+    file = model_to_use(file, place="")
+    if report:
+        for source in filter(None, (file, *data, questions)):
+            need_another(report, source)
+        refuse_overwrite(report, force)
+    asked, digest = read_questions(questions) if questions else ([], "")
+    c = read_checkpoint(file, moments=False)
+    T, S = window_of(c.cfg, options)
+    texts, model = read_texts(data, c.tokenizer), None
+    print(f"{shown_name(file)}: {counted(n_params(c.cfg), 'parameter')}", flush=True)
+    if texts or any(q.choices for q in asked):
+        engine.ready(options)
+        model = engine(c.cfg, c.flat, options=options)
+    found = {"model": file, "sha256": sha256_of(file), "settings": asdict(options)}
+    if texts:
+        found["texts"] = measure_texts(model, texts, T, S, options)
+    if asked:
+        began = time.perf_counter()
+        results = answer_all(asked, model, file, decoder, c, options)
+        found["questions"] = {"file": questions, "sha256": digest,
+                              "seconds": time.perf_counter() - began,
+                              **measure_answers(asked, results, show_wrong)}
+    if report:
+        text = json.dumps(found, indent=1, ensure_ascii=False)
+        with replacing(report, "choose another --json") as temporary:
+            pathlib.Path(temporary).write_bytes(text.encode(errors="replace"))
+        print(f"wrote {report}")
+
+EVAL_ARGUMENTS = (
+    MODEL,
+    arg("--data", nargs="+", action="extend", type=file_name, metavar="TEXT",
+        default=argparse.SUPPRESS, help="text files to measure; may be given several times"),
+    arg("--questions", type=file_name, help="JSON lines file of questions, with answers or "
+        "choices"),
+    arg("--json", dest="report", type=file_name, help="JSON file to write, with all figures"),
+    arg("--show-wrong", type=int, default=3, help="largest number of wrong answers to print; 0: "
+        "none"), FORCE)
+
+def eval_verb(add):
+    add(evaluate, *EVAL_ARGUMENTS, settings=fields(EvalOptions))
