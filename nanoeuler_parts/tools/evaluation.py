@@ -15,9 +15,10 @@ import numpy as np
 
 from bpe import need, printable, reading, UserError
 from nanoeuler import (
-    act_shapes, arg, counted, Decoder, file_name, FORCE, messages_in, Model, MODEL, model_to_use,
-    MOST_SILENT, n_params, Pace, print_template_note, read_checkpoint, refuse_overwrite, Sampling,
-    setting, sha256_of, shown_name, Speaker, windows, with_progress,
+    act_shapes, arg, begins_as_checkpoint, counted, Decoder, file_name, FORCE, messages_in, Model,
+    MODEL, model_path, model_to_use, MOST_SILENT, n_params, Pace, print_template_note,
+    read_checkpoint, refuse_overwrite, Sampling, setting, sha256_of, shown_name, Speaker, windows,
+    with_progress,
 )
 from nanoeuler_parts.files.texts import read_text
 from nanoeuler_parts.files.writing import need_another, replacing
@@ -35,7 +36,7 @@ class EvalOptions(Sampling):
     stride: int | None = setting(None, 0, 1 << 17, "distance of the beginnings of two windows, in "
                                  "tokens; 0: half of --context")
     batch: int | None = setting(None, 0, 1 << 16, "number of sequences computed at once; 0: 64 "
-                                "replies, or windows and choices that take up to 1 GiB")
+                                "replies, or as many windows or choices as 512 MiB hold")
     dtype: str = setting("f32", 0, 0, "precision of texts and choices: f32 or bf16; replies have "
                          "--weights")
     truncate: bool = setting(False, 0, 0, "drop the first tokens of prompts that exceed the "
@@ -102,7 +103,7 @@ def score_text(model, text, T, S, options):
          f"less than 700; the model's weights are too large: use another checkpoint")
     return Score(n, text.n_bytes, total)
 
-MEMORY = 1 << 30             # bytes of activations
+MEMORY = 1 << 29             # bytes of activations
 
 def batch_size(cfg, T, options):
     """Sequences of T tokens per forward pass.  By default, their activations take up to MEMORY."""
@@ -162,7 +163,7 @@ class Question(NamedTuple):
 def texts_in(value, name):
     """The texts of a field: a text, or a list of texts"""
     texts = value if isinstance(value, list) else [value]
-    need(texts and all(isinstance(text, str) and text.strip() for text in texts),
+    need(texts and all(isinstance(text, str) and text for text in texts),
          f"{name} is {value!r:.40}, expected a text or a list of texts")
     return texts
 
@@ -187,7 +188,7 @@ def question_in(place, record):
     prompt, domain = prompt_in(record), record.get("domain", "")
     match = record.get("match", MATCHES[0])
     need(isinstance(domain, str), f"domain is {domain!r:.40}, expected a text")
-    need(match in MATCHES, f"match is {match!r:.40}, expected {', '.join(MATCHES)}")
+    need(match in MATCHES, f"match is {match!r:.40}, expected exact, contains or regex")
     need("answer" in record, "the field answer is missing")
     answer, choices = record["answer"], []
     if "choices" in record:
@@ -211,7 +212,7 @@ def read_questions(path):
     questions = []
     for name, entry in entries:
         place = f"{path}, {name}"
-        with reading(place, REMEDY):
+        with reading(place, "correct this question"):
             questions.append(question_in(place, entry()))
     need(questions, f"{path}: expected questions, found none; {REMEDY}")
     return questions, digest
@@ -237,7 +238,7 @@ def choice_rows(questions, c):
     first = specials.get(state.bos, specials.get(state.eos))
     for q in questions:
         for choice in q.choices:
-            with reading(q.place, "change the question"):
+            with reading(q.place, "correct this question"):
                 before, ids = choice_ids(c.tokenizer, q.prompt, choice, first)
                 need(0 < len(ids) <= c.cfg.seq_len, f"expected choices of 1 to {c.cfg.seq_len} "
                      f"tokens, found {len(ids)}: {choice!r:.40}")
@@ -282,14 +283,16 @@ def is_accepted(reply, q):
     and `exact` also ignores white space at both ends."""
     if q.match == "regex":
         return any(re.search(pattern, reply) for pattern in q.answers)
-    said, answers = reply.strip().casefold(), [text.strip().casefold() for text in q.answers]
-    return said in answers if q.match == "exact" else any(text in said for text in answers)
+    said, answers = reply.casefold(), [text.casefold() for text in q.answers]
+    if q.match == "contains":
+        return any(text in said for text in answers)
+    return said.strip() in [text.strip() for text in answers]
 
 def reply_to(speaker, questions, options):
     """The result of each of these questions, which are open"""
     ids, told, results = [], time.perf_counter(), {}
     for q in questions:
-        with reading(q.place, "change the question"):
+        with reading(q.place, "correct this question"):
             ids.append(speaker.shortened(speaker.ids_of(q.prompt), options.truncate))
     if speaker.answers:
         print_template_note(speaker.template)
@@ -360,16 +363,26 @@ def measure_answers(questions, results, show_wrong):
     return {"domains": found, "total": total,
             "results": [{"question": q.record, **x} for q, x in zip(questions, results)]}
 
+def need_new_report(report, sources, force):
+    """Rejects a file for the figures that cannot be written, before anything is measured."""
+    folder = os.path.dirname(report) or os.curdir
+    need(os.path.isdir(folder), f"{folder}: no such folder; make it, or choose another --json")
+    for source in sources:
+        need_another(report, source)
+    refuse_overwrite(report, force)
+
 def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, data=(),
              questions=None, report=None, show_wrong=3, force=False, **chosen):
     """`eval`: measures a model on texts, on questions, or on both."""
     options = settings(**chosen).check()
     need(data or questions, "expected texts or questions; name them with --data or --questions")
     file = model_to_use(file, place="")
+    for name in map(model_path, data):
+        need(not (os.path.isfile(name) and begins_as_checkpoint(name)),
+             f"{shown_name(name)} is a checkpoint, expected a text; name the checkpoint before "
+             f"--data")
     if report:
-        for source in filter(None, (file, *data, questions)):
-            need_another(report, source)
-        refuse_overwrite(report, force)
+        need_new_report(report, [file, *data, *filter(None, [questions])], force)
     asked, digest = read_questions(questions) if questions else ([], "")
     c = read_checkpoint(file, moments=False)
     T, S = window_of(c.cfg, options)
@@ -378,7 +391,7 @@ def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, dat
     if texts or any(q.choices for q in asked):
         engine.ready(options)
         model = engine(c.cfg, c.flat, options=options)
-    found = {"model": file, "sha256": sha256_of(file), "settings": asdict(options)}
+    found = {"model": shown_name(file), "sha256": sha256_of(file), "settings": asdict(options)}
     if texts:
         found["texts"] = measure_texts(model, texts, T, S, options)
     if asked:
