@@ -729,7 +729,7 @@ def data_files(rng, spoil=True):
 
 
 # ---- command lines
-VERBS = ["train", "sft", "dpo", "chat", "generate", "lens", "plot", "info", "quantize",
+VERBS = ["train", "sft", "dpo", "chat", "generate", "lens", "eval", "plot", "info", "quantize",
          "export", "import", "compile"]
 NAMES = ["nanoeuler.bin", "nanoeuler_chat.bin", "nanoeuler.jsonl", "text.txt", "examples.json",
          "pairs.jsonl", "hf", "model.gguf", "empty", "folder", "noise", "no", "no/such/x.bin", ".",

@@ -42,7 +42,7 @@ def life(dry, text, tmp_path, monkeypatch):
             "--dtype", "bf16", "--seq-len", 160]
 
 
-def test_the_life_of_a_model(life, tmp_path, monkeypatch, capsys):
+def test_the_life_of_a_model(life, text, tmp_path, monkeypatch, capsys):
     """Every verb that makes or uses a model, to its end."""
     sums = [dict(instruction=f"Add {a} and {b}.", output="?") for a in range(90) for b in "12"]
     (tmp_path / "add.json").write_text(json.dumps(sums), encoding="utf-8")
@@ -58,6 +58,13 @@ def test_the_life_of_a_model(life, tmp_path, monkeypatch, capsys):
         state = ne.read_checkpoint(name).state
         assert (state.kind, state.step) == (kind, step)
     assert ne.read_checkpoint("nanoeuler_best.bin").moments == ()
+    asked = [dict(prompt="Is", choices=["a", "b"], answer=0), dict(prompt="Is", answer="b")]
+    (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, asked)), encoding="utf-8")
+    assert verb("eval", "nanoeuler_chat.bin", "--data", text, "--questions", "q.jsonl", "--tokens",
+                3, "--json", "out.json") == 0
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert found["texts"]["total"]["perplexity"] == 1            # every loss is a zero
+    assert "dry" in found["texts"]["device"] and found["questions"]["total"]["n"] == 2
     capsys.readouterr()
     for args in ((), ("nanoeuler_dpo.bin",)):
         monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n/reset\nAgain\n/quit\n"))
@@ -244,7 +251,7 @@ def test_verbs_are_those_of_the_docstring():
     lines, also = (re.findall(x, nc.__doc__, re.M) for x in (line, r";  (\w+) goes on with it$"))
     said = [line.strip() or "test" for line in lines]
     assert len(said) == len(set(said)) and {*said, *also} == set(VERBS) and also == ["tr"]
-    assert len(VERBS) == len(set(VERBS)) == 10
+    assert len(VERBS) == len(set(VERBS)) == 11
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])

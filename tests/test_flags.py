@@ -10,6 +10,7 @@ from helpers import FAST, TINY, nanoeuler, never, ok, random_flat, refused, run,
 from numba import config, get_num_threads, set_num_threads
 
 import nanoeuler as ne
+from nanoeuler_parts.tools.evaluation import EvalOptions
 from nanoeuler_parts.tuning.dpo import DpoOptions
 from nanoeuler_parts.tuning.sft import SftOptions
 from nanoeuler_parts.machine.threads import use_threads
@@ -306,11 +307,12 @@ def test_every_verb_has_help(capsys):
         assert e.value.code == 0
         return " ".join(capsys.readouterr().out.split())
 
-    verbs = ("train", "sft", "dpo", "chat", "generate", "lens", "plot", "info", "compile")
+    verbs = ("train", "sft", "dpo", "chat", "generate", "lens", "eval", "plot", "info",
+             "compile")
     assert all(f" {verb} " in text() and "--threads" in text(verb) for verb in verbs)
     for verb, settings in (("train", ne.TrainOptions), ("sft", SftOptions),
                            ("dpo", DpoOptions), ("chat", ne.ChatSampling),
-                           ("generate", ne.Sampling)):
+                           ("generate", ne.Sampling), ("eval", EvalOptions)):
         parts = dict(re.findall(r" (--\S+) [A-Z_0-9]+ (.*?)(?= --\S+ [A-Z_0-9]+ |$)", text(verb)))
         for name, f in settings.__dataclass_fields__.items():
             if not f.metadata["help"]:       # no flag of this verb

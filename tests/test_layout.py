@@ -178,8 +178,9 @@ def test_a_verb_loads_no_module_of_another():
     tuning = ["tuning.examples", "tuning.formats", "tuning.sft"]
     assert json.loads(said.stdout.splitlines()[-1]) == {
         "train": [], "sft": tuning, "dpo": ["tuning.dpo", *tuning], "chat": [], "generate": [],
-        "lens": ["tools.lens"], "serve": ["serve.verb"], "plot": ["tools.plot"],
-        "info": ["tools.info"], "quantize": ["interchange.quantize"],
+        "lens": ["tools.lens"], "eval": ["tools.evaluation", "tuning.examples"],
+        "serve": ["serve.verb"], "plot": ["tools.plot"], "info": ["tools.info"],
+        "quantize": ["interchange.quantize"],
         "export": sorted(["interchange.exporting", *formats]),
         "import": sorted(["interchange.importing", *formats]), "compile": []}
 
