@@ -321,15 +321,16 @@ def test_a_window_larger_than_the_memory_is_refused(model, elsewhere, monkeypatc
 
 
 @cli
+@pytest.mark.parametrize("kind", ["--data", "--questions"])
 @pytest.mark.parametrize("value, code", [(math.nan, 2), (math.inf, 2), (None, 130)])
-def test_a_failure_writes_no_figures(value, code, model, elsewhere, monkeypatch):
+def test_a_failure_writes_no_figures(value, code, kind, model, elsewhere, monkeypatch):
     """Losses that are not finite, and Ctrl-C"""
     def losses(self, tokens, targets):
         if value is None:
             raise KeyboardInterrupt
         return np.full(len(tokens), value)
 
-    (elsewhere / "a.txt").write_text("To be or not", encoding="utf-8")
+    write_lines(elsewhere / "a.txt", CHOICES)
     monkeypatch.setattr(ne.Model, "losses", losses)
-    args = ["eval", str(model), "--data", "a.txt", "--json", "out.json", "--threads", "1"]
+    args = ["eval", str(model), kind, "a.txt", "--json", "out.json", "--threads", "1"]
     assert ne.main(args) == code and not (elsewhere / "out.json").exists()

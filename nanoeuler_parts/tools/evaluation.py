@@ -39,6 +39,7 @@ class EvalOptions(Sampling):
                                 "replies, or as many windows or choices as 512 MiB hold")
     dtype: str = setting("f32", 0, 0, "precision of texts and choices: f32 or bf16; replies have "
                          "--weights")
+    show_wrong: int = setting(3, 0, 1 << 40, "largest number of wrong answers to print; 0: none")
     truncate: bool = setting(False, 0, 0, "drop the first tokens of prompts that exceed the "
                              "context")
 
@@ -96,13 +97,14 @@ def score_text(model, text, T, S, options):
     starts = range(0, n - T + S, S)
     B = batch_size(model.cfg, T, options)
     parts = [starts[i:i + B] for i in range(0, len(starts), B)]
-    for part in with_progress(parts, text.domain):
+    for part in with_progress(parts, printable(text.domain)):
         nats += model.losses(*scored_windows(text.tokens, part, T, S)).tolist()
     total = math.fsum(nats)                  # independent of the batches
-    need(total < 700 * n, f"{text.domain}: the mean loss is {total / n} nats per token, expected "
-         f"less than 700; the model's weights are too large: use another checkpoint")
+    need(total < 700 * n, f"{text.domain}: the mean loss is {total / n:g} nats per token, expected "
+         f"less than 700; {TOO_LARGE}")
     return Score(n, text.n_bytes, total)
 
+TOO_LARGE = "the model's weights are too large: use another checkpoint"
 MEMORY = 1 << 29             # bytes of activations
 
 def batch_size(cfg, T, options):
@@ -263,6 +265,7 @@ def log_likelihoods(model, rows, options):
         losses = model.losses(*padded([rows[i] for i in part], T))
         for i, nats in zip(part, losses.tolist()):
             found[i] = -nats
+    need(all(map(math.isfinite, found)), f"found a log-likelihood that is not finite; {TOO_LARGE}")
     return found
 
 def choose(model, questions, c, options):
@@ -372,7 +375,7 @@ def need_new_report(report, sources, force):
     refuse_overwrite(report, force)
 
 def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, data=(),
-             questions=None, report=None, show_wrong=3, force=False, **chosen):
+             questions=None, report=None, force=False, **chosen):
     """`eval`: measures a model on texts, on questions, or on both."""
     options = settings(**chosen).check()
     need(data or questions, "expected texts or questions; name them with --data or --questions")
@@ -391,7 +394,7 @@ def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, dat
     if texts or any(q.choices for q in asked):
         engine.ready(options)
         model = engine(c.cfg, c.flat, options=options)
-    found = {"model": shown_name(file), "sha256": sha256_of(file), "settings": asdict(options)}
+    found = {"model": shown_name(file), "settings": asdict(options)}
     if texts:
         found["texts"] = measure_texts(model, texts, T, S, options)
     if asked:
@@ -399,8 +402,9 @@ def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, dat
         results = answer_all(asked, model, file, decoder, c, options)
         found["questions"] = {"file": questions, "sha256": digest,
                               "seconds": time.perf_counter() - began,
-                              **measure_answers(asked, results, show_wrong)}
+                              **measure_answers(asked, results, options.show_wrong)}
     if report:
+        found["sha256"] = sha256_of(file)
         text = json.dumps(found, indent=1, ensure_ascii=False)
         with replacing(report, "choose another --json") as temporary:
             pathlib.Path(temporary).write_bytes(text.encode(errors="replace"))
@@ -413,8 +417,7 @@ EVAL_ARGUMENTS = (
     arg("--questions", type=file_name, help="JSON lines file of questions, with answers or "
         "choices"),
     arg("--json", dest="report", type=file_name, help="JSON file to write, with all figures"),
-    arg("--show-wrong", type=int, default=3, help="largest number of wrong answers to print; 0: "
-        "none"), FORCE)
+    FORCE)
 
 def eval_verb(add):
     add(evaluate, *EVAL_ARGUMENTS, settings=fields(EvalOptions))
