@@ -102,7 +102,8 @@ def test_disjoint_windows_are_those_of_a_validation(model, text, one_thread):
     x, [y] = ne.windows(tokens, range(0, len(tokens) - 1, CFG.seq_len), CFG.seq_len, P=1)
     engine, T = ne.Model(c.cfg, c.flat), CFG.seq_len
     want = ne.evaluate(engine, x, y, n_bytes)
-    score = ev.score_text(engine, ev.Text("a", tokens, n_bytes, ""), T, T, ev.EvalOptions())
+    text = ev.Text("a", tokens, len(tokens) - 1, n_bytes, "")
+    score = ev.score_text(engine, text, T, T, -1, ev.EvalOptions())
     assert abs(ev.figures_of([score])["bits_per_byte"] / want - 1) < 1e-12
 
 
@@ -114,7 +115,7 @@ def test_every_token_but_the_first_is_scored_once():
         for T in range(1, n + 1):
             for S in range(1, T + 1):
                 starts = range(0, n - T + S, S)
-                x, y = ev.scored_windows(tokens, starts, T, S)
+                x, y = ev.scored_windows(tokens, starts, T, S, -1)
                 assert x.shape == (len(starts), T)
                 rows, places = np.nonzero(y >= 0)
                 assert (x[rows, places] + 1 == y[rows, places]).all()
@@ -293,7 +294,7 @@ def test_a_question_that_is_refused(line, words, model, tmp_path, capsys):
 
 @cli
 @pytest.mark.parametrize("args, words", [
-    ((), ["--data or --questions"]), (("--data", "none.txt"), ["none.txt: No such file"]),
+    ((), ["--data or --questions"]), (("--data", "none.txt"), ["none.txt: expected files, found none"]),
     (("--data", "empty.txt"), ["empty.txt: the file is empty"]),
     (("--data", "a.txt", "one.txt"), ["one.txt: expected 2 tokens or more", "found 1"]),
     (("--data", "a.txt", "box"), ["bundled is a checkpoint", "before --data"]),
@@ -334,3 +335,35 @@ def test_a_failure_writes_no_figures(value, code, kind, model, elsewhere, monkey
     monkeypatch.setattr(ne.Model, "losses", losses)
     args = ["eval", str(model), kind, "a.txt", "--json", "out.json", "--threads", "1"]
     assert ne.main(args) == code and not (elsewhere / "out.json").exists()
+
+
+@cli
+def test_a_corpus_is_one_text_per_file_and_its_ends_are_not_scored(tmp_path, monkeypatch, capsys):
+    """Documents of JSON lines, in a folder: a domain for each folder in it"""
+    monkeypatch.chdir(tmp_path)
+    c = ne.read_checkpoint(ne.model_path("bundled"), moments=False)
+    documents = [f"Document {i} begins here, and ends." for i in range(9)]
+    (tmp_path / "books" / "a").mkdir(parents=True)
+    lines = "".join(json.dumps({"body": x}) + "\n" for x in documents)
+    (tmp_path / "books" / "a" / "x.jsonl").write_text(lines, encoding="utf-8")
+    (tmp_path / "books" / "a" / "y.txt").write_text(documents[0], encoding="utf-8")
+    (tmp_path / "books" / "z.txt").write_text(documents[1], encoding="utf-8")
+    body = "--field", "body", "--context", 64
+    run("eval", "bundled", "--data", "books", *body, "--json", "out.json")
+    found = json.loads((tmp_path / "out.json").read_text("utf-8"))["texts"]["domains"]
+    assert found.keys() == {"books/a", "books/z.txt"}
+    sizes = [len(c.tokenizer.encode(x)) for x in documents]
+    assert found["books/a"]["tokens"] == sum(sizes) - 1 + sizes[0] - 1
+    first = len(c.tokenizer.vocab[c.tokenizer.encode(documents[0])[0]])
+    assert found["books/a"]["bytes"] == sum(map(len, documents)) + len(documents[0]) - 2 * first
+    end = c.tokenizer.specials[c.state.eos]
+    ids = np.concatenate([[*c.tokenizer.encode(x), end] for x in documents]).astype(np.int32)
+    y = np.where(ids[1:] == end, -1, ids[1:])
+    one = [c.tokenizer.encode(documents[0])]
+    model = ne.Model(c.cfg, c.flat)
+    nats = sum(model.losses(ids[None, i:i + 64][:, :len(y[i:i + 64])], y[None, i:i + 64])[0]
+               for i in range(0, len(y), 64)) + model.losses(one[0][None, :-1], one[0][None, 1:])[0]
+    capsys.readouterr()
+    run("eval", "bundled", "--data", "books/a", *body, "--stride", 64, "--json", "b.json")
+    total = json.loads((tmp_path / "b.json").read_text("utf-8"))["texts"]["total"]
+    assert total["nats"] == pytest.approx(nats, rel=1e-6)

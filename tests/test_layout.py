@@ -178,7 +178,7 @@ def test_a_verb_loads_no_module_of_another():
     tuning = ["tuning.examples", "tuning.formats", "tuning.sft"]
     assert json.loads(said.stdout.splitlines()[-1]) == {
         "train": [], "sft": tuning, "dpo": ["tuning.dpo", *tuning], "chat": [], "generate": [],
-        "lens": ["tools.lens"], "eval": ["tools.evaluation", "tuning.examples"],
+        "lens": ["tools.lens"], "eval": ["tools.evaluation", "tuning.examples", "tuning.formats"],
         "serve": ["serve.verb"], "plot": ["tools.plot"], "info": ["tools.info"],
         "quantize": ["interchange.quantize"],
         "export": sorted(["interchange.exporting", *formats]),

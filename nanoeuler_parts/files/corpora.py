@@ -69,6 +69,7 @@ def files_in(name):
     else:
         found = [(path, path) for path in glob.glob(name, recursive=True)]
     found = [(path, shown) for path, shown in found if os.path.isfile(path)]
+    need(found, f"{name}: expected files, found none; name others with --data")
     return sorted(found, key=lambda x: hashlib.sha256(os.fsencode(x[1])).digest())
 
 def unpacked(path):
@@ -260,9 +261,7 @@ class Corpus:
         self.names, self.field, self.newlines, self.holdout = names, field, newlines, holdout
         self.files, self.listing = [], []    # (path, is it from a folder); what identifies a file
         for name in names:
-            found = files_in(name)
-            need(found, f"{name}: expected files, found none; name others with --data")
-            for path, shown in found:
+            for path, shown in files_in(name):
                 info = os.stat(path)
                 self.files.append((path, os.path.isdir(name)))
                 self.listing.append([shown, info.st_size, info.st_mtime_ns])

@@ -20,6 +20,7 @@ from nanoeuler import (
     read_checkpoint, refuse_overwrite, Sampling, setting, sha256_of, shown_name, Speaker, windows,
     with_progress,
 )
+from nanoeuler_parts.files.corpora import END, files_in, is_corpus, stream_of
 from nanoeuler_parts.files.texts import read_text
 from nanoeuler_parts.files.writing import need_another, replacing
 from nanoeuler_parts.tuning.examples import read_entries
@@ -42,16 +43,21 @@ class EvalOptions(Sampling):
     show_wrong: int = setting(3, 0, 1 << 40, "largest number of wrong answers to print; 0: none")
     truncate: bool = setting(False, 0, 0, "drop the first tokens of prompts that exceed the "
                              "context")
+    field: str = setting("text", 0, 0, "name of the field or column that holds a document in "
+                         ".jsonl and .parquet")
 
 # ==== Texts ====
 # A window of T tokens predicts the T tokens after each of them.  Window i begins at token i * S, S
 # being the stride, and scores the tokens that no earlier window scored: the first window scores T
 # tokens, each later one S.  So every token but the first of the text is scored once.  A scored
-# token has at least T - S tokens before it in its window (except in the first window).
+# token has at least T - S tokens before it in its window (except in the first window).  A file of
+# documents is one text, as in training (files/corpora.py).  The tokens that end its documents are
+# read, but not scored.
 class Text(NamedTuple):
     domain: str
     tokens: np.ndarray         # ids of the whole text, int32
-    n_bytes: int               # of all tokens but the first one, which has no prediction
+    n: int                     # tokens to score: not the first one, and none that ends a document
+    n_bytes: int               # of these tokens
     sha256: str
 
 class Score(NamedTuple):
@@ -59,19 +65,32 @@ class Score(NamedTuple):
     n_bytes: int               # the bytes that they spell
     nats: float                # their summed cross-entropy
 
-def texts_to_measure(names):
-    """Yields (domain, bytes) of each text.  A file is a domain of its own."""
+def texts_to_measure(names, field):
+    """Yields (domain, text, byte that ends a document) of each file.  A file is a domain of its
+    own, but a folder in a folder is one domain.  A plain text has no such byte."""
     for name in names:
-        yield name, read_text(name)
+        if not is_corpus([name]):
+            yield name, read_text(name), b""
+            continue
+        for path, shown in files_in(name):
+            text = b"".join(stream_of(path, os.path.isdir(name), field, newlines=""))
+            if text:
+                first = pathlib.Path(shown).parts[0]
+                yield os.path.join(name, first) if os.path.isdir(name) else path, text, END
 
-def read_texts(names, tokenizer):
+def read_texts(names, field, tokenizer, end):
+    """The Texts of these names.  end: id of the token that ends a document"""
     texts = []
-    for domain, text in texts_to_measure(names):
-        tokens = tokenizer.encode(text)
-        need(len(tokens) > 1, f"{domain}: expected 2 tokens or more, as the first one has no "
-             f"prediction, found {len(tokens)}; name a longer text with --data")
-        n_bytes = len(text) - len(tokenizer.vocab[tokens[0]])
-        texts.append(Text(domain, tokens, n_bytes, hashlib.sha256(text).hexdigest()))
+    for domain, text, mark in texts_to_measure(names, field):
+        tokens, n_bytes = tokenizer.encode(text), len(text)
+        if mark:
+            n_bytes -= text.count(mark)
+            tokens[tokens == tokenizer.encode(mark)[0]] = end
+        n = int(np.count_nonzero(tokens[1:] != end))
+        need(n, f"{domain}: expected 2 tokens or more, as the first one has no prediction, found "
+             f"{len(tokens)}; name a longer text with --data")
+        n_bytes -= len(tokenizer.vocab[tokens[0]])
+        texts.append(Text(domain, tokens, n, n_bytes, hashlib.sha256(text).hexdigest()))
     return texts
 
 def window_of(cfg, options):
@@ -83,14 +102,15 @@ def window_of(cfg, options):
          f"would not be scored")
     return T, S
 
-def scored_windows(tokens, starts, T, S):
-    """tokens, targets (B, T) of the windows that begin at `starts`, a range.  A target that an
-    earlier window scores is -1."""
+def scored_windows(tokens, starts, T, S, end):
+    """tokens, targets (B, T) of the windows that begin at `starts`, a range.  A target is -1 if an
+    earlier window scores it, or if it ends a document."""
     x, [y] = windows(tokens, starts, T, P=1)
     y[np.array(starts) > 0, :T - S] = -1
+    y[y == end] = -1
     return x, y
 
-def score_text(model, text, T, S, options):
+def score_text(model, text, T, S, end, options):
     """The Score of a text"""
     n, nats = len(text.tokens) - 1, []       # n tokens have a prediction
     T = min(T, n)
@@ -98,11 +118,11 @@ def score_text(model, text, T, S, options):
     B = batch_size(model.cfg, T, options)
     parts = [starts[i:i + B] for i in range(0, len(starts), B)]
     for part in with_progress(parts, printable(text.domain)):
-        nats += model.losses(*scored_windows(text.tokens, part, T, S)).tolist()
+        nats += model.losses(*scored_windows(text.tokens, part, T, S, end)).tolist()
     total = math.fsum(nats)                  # independent of the batches
     need(total < 700 * n, f"{text.domain}: the mean loss is {total / n:g} nats per token, expected "
          f"less than 700; {TOO_LARGE}")
-    return Score(n, text.n_bytes, total)
+    return Score(text.n, text.n_bytes, total)
 
 TOO_LARGE = "the model's weights are too large: use another checkpoint"
 MEMORY = 1 << 29             # bytes of activations
@@ -124,13 +144,14 @@ def figures_of(scores):
     return {"tokens": tokens, "bytes": n_bytes, "nats": nats, "nats_per_token": nats / tokens,
             "perplexity": math.exp(nats / tokens), "bits_per_byte": nats / math.log(2) / n_bytes}
 
-def measure_texts(model, texts, T, S, options):
+def measure_texts(model, texts, T, S, end, options):
     """Prints a row per domain, and returns all figures."""
     began = time.perf_counter()
     print(f"windows of {counted(T, 'token')}, stride {S}, {model.device()}", flush=True)
     scores, digests = {}, {}
     for text in texts:
-        scores.setdefault(text.domain, []).append(score_text(model, text, T, S, options))
+        score = score_text(model, text, T, S, end, options)
+        scores.setdefault(text.domain, []).append(score)
         digests.setdefault(text.domain, []).append(text.sha256)
     seconds = time.perf_counter() - began
     domains = {domain: figures_of(found) | {"sha256": digests[domain]}
@@ -215,7 +236,7 @@ def read_questions(path):
     for name, entry in entries:
         place = f"{path}, {name}"
         with reading(place, "correct this question"):
-            questions.append(question_in(place, entry()))
+            questions.append(question_in(place, entry))
     need(questions, f"{path}: expected questions, found none; {REMEDY}")
     return questions, digest
 
@@ -389,14 +410,15 @@ def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, dat
     asked, digest = read_questions(questions) if questions else ([], "")
     c = read_checkpoint(file, moments=False)
     T, S = window_of(c.cfg, options)
-    texts, model = read_texts(data, c.tokenizer), None
+    end = c.tokenizer.specials.get(c.state.eos, -1)      # a text never contains it
+    texts, model = read_texts(data, options.field, c.tokenizer, end), None
     print(f"{shown_name(file)}: {counted(n_params(c.cfg), 'parameter')}", flush=True)
     if texts or any(q.choices for q in asked):
         engine.ready(options)
         model = engine(c.cfg, c.flat, options=options)
     found = {"model": shown_name(file), "settings": asdict(options)}
     if texts:
-        found["texts"] = measure_texts(model, texts, T, S, options)
+        found["texts"] = measure_texts(model, texts, T, S, end, options)
     if asked:
         began = time.perf_counter()
         results = answer_all(asked, model, file, decoder, c, options)
@@ -413,7 +435,8 @@ def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, dat
 EVAL_ARGUMENTS = (
     MODEL,
     arg("--data", nargs="+", action="extend", type=file_name, metavar="TEXT",
-        default=argparse.SUPPRESS, help="text files to measure; may be given several times"),
+        default=argparse.SUPPRESS, help="texts to measure: files, folders or patterns, as in "
+        "train; may be given several times"),
     arg("--questions", type=file_name, help="JSON lines file of questions, with answers or "
         "choices"),
     arg("--json", dest="report", type=file_name, help="JSON file to write, with all figures"),
