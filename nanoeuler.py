@@ -152,6 +152,7 @@ if nanoeuler_parts:
     from nanoeuler_parts.files.safetensors import (
         DTYPES, map_tensors, need_finite, note_large, write_tensors,
     )
+    from nanoeuler_parts.files.sinks import Sinks
     from nanoeuler_parts.files.writing import WriteError
     from nanoeuler_parts.machine.compiling import jit, jit_parallel, OPTIONS
     from nanoeuler_parts.machine.counters import counters, fetch_add, next_below, seen, wait_until
@@ -4008,6 +4009,8 @@ class RunOptions(Settings):
                         "model")
     dtype: str = setting("", 0, 0, "precision: f32, or bf16 with matrix-product inputs stored in "
                          "bfloat16; empty: the faster one on this machine")
+    log_to: str = setting("", 0, 0, "also log to tensorboard, wandb (Weights & Biases), or both: "
+                          "tensorboard,wandb; empty: only to the log beside --out")
     data: str = setting("", 0, 0)            # the file to train on; subclasses have a default
 
     given = frozenset()        # names of the settings passed to `chosen`
@@ -4143,10 +4146,11 @@ class Run(TrainingLoop):
         self.began = time.perf_counter() - start.state.elapsed     # --resume continues the clock
         self.out, self.options = out, options
         self.is_resumed = bool(start.state.options)      # `fresh` leaves options empty
-        self.validates_first = not self.kind and start.flat is not None
         self.state = s = replace(start.state, options=options.written())
+        self.validates_first = s.source_sha256 != "" and not self.kind
         for name in self.data_file().split("\n"):
             self.log = log_path(out, name)   # the same for all names, after its checks
+        self.sinks = Sinks(options.log_to, out)
         self.lr = options.lr * 128 / start.cfg.n_embd
 
         # The data: a batch has B rows of T tokens, and the data may determine T
@@ -4184,7 +4188,7 @@ class Run(TrainingLoop):
             ("length", counted(steps, "step") if steps else
                        f"{o.minutes:g} minute{'' if o.minutes == 1 else 's'}"),
             ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops"),
-            *([("best model", best_path(self.out))] if o.keep_best else [])])
+            *([("best model", best_path(self.out))] if o.keep_best else []), *self.sinks.rows])
         if steps and steps < o.warmup:
             print(f"note: the run ends after {counted(steps, 'step')}, within its warm-up of "
                   f"{o.warmup}, so the learning rate never falls; set a shorter --warmup",
@@ -4312,6 +4316,7 @@ class Run(TrainingLoop):
         self.log_file.flush()
         if not self.state.log_sha256:        # the same value as `log_identity`
             self.state.log_sha256 = hashlib.sha256(line).hexdigest()
+        self.sinks.write(values, self)
 
     def choose_log(self):
         """The name of the file to log to.
@@ -4347,7 +4352,8 @@ class Run(TrainingLoop):
     def go(self):
         """Trains from the current step to the last one or Ctrl-C, saves, and prints a summary."""
         s = self.state
-        with contextlib.ExitStack() as self.closing_log, signals_caught() as caught:
+        with (contextlib.closing(self.sinks), contextlib.ExitStack() as self.closing_log,
+              signals_caught() as caught):
             self.open_log(self.choose_log())
             try:
                 self.train(caught)
@@ -4401,9 +4407,10 @@ def print_done(out, s, engine):
 
 LENGTH = {"steps", "minutes", "epochs"}
 # ENGINE_SETTINGS: settings that only some engines have.
-# FREE: settings that --resume may change: length, machine, the path of the data, and --keep-best.
+# FREE: settings that --resume may change: length, machine, the path of the data, and what is saved
+# and logged besides.
 ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul", "gpus", "recompute"}
-FREE = {*LENGTH, "data", "micro_batch", "gpus", "recompute", "keep_best"}
+FREE = {*LENGTH, "data", "micro_batch", "gpus", "recompute", "keep_best", "log_to"}
 OFTEN_CHOSEN = {"seq_len", "vocab_size", "n_mtp"}    # --resume ignores a preset's values of these
 
 def sha256_of(path):
@@ -4840,7 +4847,8 @@ def typed(program):
 PACKAGES = {"gguf": "gguf>=0.19,<0.20", "huggingface_hub": "huggingface_hub>=2.4,<3",
             "pyarrow": "pyarrow>=22", "jinja2": "jinja2>=3.1.6,<4",
             "markdown_it": "markdown-it-py>=3,<5", "starlette": "starlette>=1,<2",
-            "uvicorn": "uvicorn>=0.38,<1"}
+            "uvicorn": "uvicorn>=0.38,<1", "tensorboardX": "tensorboardX>=2.6",
+            "wandb": "wandb>=0.19"}
 
 def problem(e):
     """The cause of an error and its remedy, in one line"""
@@ -5113,3 +5121,15 @@ if not nanoeuler_parts:
 
     def open_log(path, step):
         return open(path, "ab" if step else "wb")        # a new run begins a new log
+
+    class Sinks:
+        rows = ()
+
+        def __init__(self, names, out):
+            need(not names, "--log-to needs the folder nanoeuler_parts beside nanoeuler.py")
+
+        def write(self, record, run):
+            pass
+
+        def close(self):
+            pass
