@@ -15,6 +15,7 @@ but more slowly.
     python nanoeuler.py eval --data TEXT       measure perplexity; --questions: accuracy
     python nanoeuler.py serve [FILE]           serve browsers and OpenAI's clients
     python nanoeuler.py plot LOG...            plot loss curves
+    python nanoeuler.py list [FOLDER...]       list the models in a folder
     python nanoeuler.py info [FILE]            describe a checkpoint
     python nanoeuler.py quantize FILE OUT      write the same model in int8, a quarter of the size
     python nanoeuler.py export FILE DIR        export for Hugging Face; --gguf OUT for llama.cpp
@@ -3597,9 +3598,9 @@ def shown_name(file):
 
 MOST_MODELS = 1000           # files opened at most, in search of a checkpoint
 
-def newest_model(folder=os.curdir):
-    """The name of the newest checkpoint in a folder, by modification time; None if there is none.
-    Only regular files named *.bin are opened, the newest first."""
+def models_in(folder):
+    """[(time of the last change, name)] of the regular files in a folder whose names end with .bin.
+    Some may not be checkpoints.  Hidden files are left out."""
     found = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -3607,7 +3608,12 @@ def newest_model(folder=os.curdir):
                 with contextlib.suppress(OSError):
                     if entry.is_file():
                         found.append((entry.stat().st_mtime, entry.name))
-    for _, name in sorted(found, reverse=True)[:MOST_MODELS]:
+    return found
+
+def newest_model(folder=os.curdir):
+    """The name of the newest checkpoint in a folder, by modification time; None if there is none.
+    Files are opened from the newest on."""
+    for _, name in sorted(models_in(folder), reverse=True)[:MOST_MODELS]:
         with contextlib.suppress(OSError):
             if begins_as_checkpoint(os.path.join(folder, name)):
                 return name
@@ -4904,6 +4910,7 @@ VERBS = [
     ("serve", "nanoeuler_parts.serve.verb",
      "serve a model over HTTP: web pages and an OpenAI-compatible API"),
     ("plot", "nanoeuler_parts.tools.plot", "plot the loss curves of training logs"),
+    ("list", "nanoeuler_parts.tools.listing", "list the models in a folder, the newest first"),
     ("info", "nanoeuler_parts.tools.info", "print the contents of a checkpoint"),
     ("quantize", "nanoeuler_parts.interchange.quantize",
      "write a checkpoint with int8 matrices, a quarter of its size"),

@@ -180,6 +180,7 @@ def test_a_verb_loads_no_module_of_another():
         "train": [], "sft": tuning, "dpo": ["tuning.dpo", *tuning], "chat": [], "generate": [],
         "lens": ["tools.lens"], "eval": ["tools.evaluation", "tuning.examples", "tuning.formats"],
         "serve": ["serve.verb"], "plot": ["tools.plot"], "info": ["tools.info"],
+        "list": ["tools.listing"],
         "quantize": ["interchange.quantize"],
         "export": sorted(["interchange.exporting", *formats]),
         "import": sorted(["interchange.importing", *formats]), "compile": []}

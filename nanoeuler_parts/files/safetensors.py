@@ -76,32 +76,48 @@ def write_tensors(path, meta, tensors, remedy):
             for block in blocks_of(x):
                 f.write(block)
 
-def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
-    """(metadata, {name: array}) of a safetensors file, memory-mapped.
+def read_header(f):
+    """(header, metadata, {name: dtype, shape and data_offsets}, bytes of data) of an open file.
     The file may come from any program, so each size in its header is checked against the file."""
+    size, first = os.fstat(f.fileno()).st_size, f.read(8)
+    need(first[:4] != b"GGUF", "it is a GGUF file; convert it to a checkpoint with `import`")
+    length = int.from_bytes(first, "little")
+    need(length <= min(size - 8, MAX_HEADER), "expected a checkpoint or another safetensors "
+         "file, found another format or an incomplete file")
+    header = f.read(length)
+    entries = json.loads(header)
+    meta = entries.pop("__metadata__", {})
+    end = 8 + length + max((t["data_offsets"][1] for t in entries.values()), default=0)
+    need(size >= end, cut_short(size, end))
+    return header, meta, entries, size - 8 - length
+
+def need_adjacent(entries, n_bytes):
+    """Tensors must fill the n_bytes of data, without gaps."""
+    end = 0
+    for start, stop in sorted(t["data_offsets"] for t in entries.values()):
+        need(start == end <= stop, f"expected a tensor from byte {end} on, got {start} to {stop}")
+        end = stop
+    need(end == n_bytes, f"expected {end:,} bytes of data, found {n_bytes:,}")
+
+def read_meta(path):
+    """The metadata of a safetensors file.  The data is not read, so only its size is checked."""
     with open(path, "rb", opener=regular) as f:
-        size, first = os.fstat(f.fileno()).st_size, f.read(8)
-        need(first[:4] != b"GGUF", "it is a GGUF file; convert it to a checkpoint with `import`")
-        length = int.from_bytes(first, "little")
-        need(length <= min(size - 8, MAX_HEADER), "expected a checkpoint or another safetensors "
-             "file, found another format or an incomplete file")
-        header = f.read(length)
-        entries = json.loads(header)
-        meta = entries.pop("__metadata__", {})
-        end = 8 + length + max((t["data_offsets"][1] for t in entries.values()), default=0)
-        need(size >= end, cut_short(size, end))
-        data = np.memmap(f, np.uint8, "r", offset=f.tell()) if size > f.tell() else (
+        _, meta, entries, n_bytes = read_header(f)
+    need_adjacent(entries, n_bytes)
+    return meta
+
+def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
+    """(metadata, {name: array}) of a safetensors file, memory-mapped."""
+    with open(path, "rb", opener=regular) as f:
+        header, meta, entries, n_bytes = read_header(f)
+        data = np.memmap(f, np.uint8, "r", offset=f.tell()) if n_bytes else (
             np.zeros(0, np.uint8))           # mmap rejects an empty range
     tensors = {}
     for name, t in entries.items():
         need(t["dtype"] in kinds, f"{name} has type {t['dtype']}, expected {', '.join(kinds)}")
         x = data[slice(*t["data_offsets"])].view(DTYPES[t["dtype"]])
         tensors[name] = x.reshape(t["shape"])
-    end = 0                                  # the tensors must be adjacent, without gaps
-    for start, stop in sorted(t["data_offsets"] for t in entries.values()):
-        need(start == end <= stop, f"expected a tensor from byte {end} on, got {start} to {stop}")
-        end = stop
-    need(end == data.size, f"expected {end:,} bytes of data, found {data.size:,}")
+    need_adjacent(entries, data.size)
     note_large(f"reading {path}", data.size)
     if "sha256" in meta:
         digest = hashlib.sha256(header.replace(meta["sha256"].encode(), NO_HASH.encode(), 1))

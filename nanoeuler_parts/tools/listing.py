@@ -1,0 +1,132 @@
+"""The verb `list`: the models in a folder."""
+import json
+import os
+import sys
+import time
+
+from bpe import need, printable, reading, UserError
+from nanoeuler import (
+    arg, begins_as_checkpoint, beside_program, BUNDLED, Config, counted, file_name, is_bundled,
+    Model, models_in, MOST_MODELS, n_params, newest_model, SHIPPED, State, typed,
+)
+from nanoeuler_parts.files.safetensors import read_meta
+
+UNITS = {"year": 365 * 86_400, "day": 86_400, "hour": 3600, "minute": 60}        # in seconds
+
+def age(seconds):
+    """A span of time in its largest unit: 3 minutes, 2 days"""
+    for unit, length in UNITS.items():
+        if seconds >= length:
+            return counted(int(seconds // length), unit)
+    return counted(max(0, int(seconds)), "second")
+
+def candidates(folders, recursive):
+    """[(time of the last change, path)] of the files that may be checkpoints, the newest first.
+    A folder that is named twice is listed once."""
+    found = {}
+    for folder in folders:
+        need(os.path.exists(folder), f"{folder}: No such folder; name another one")
+        need(os.path.isdir(folder), f"{folder}: expected a folder, found a file; `info` describes "
+             f"one checkpoint")
+        for place, inner, _ in os.walk(folder) if recursive else [(folder, [], [])]:
+            inner[:] = [name for name in inner if not name.startswith(".")]
+            for changed, name in models_in(place):
+                path = os.path.join(place, name).removeprefix(os.path.join(os.curdir, ""))
+                found[os.path.join(os.path.realpath(place), name)] = changed, path
+    return sorted(found.values(), reverse=True)
+
+def described(path):
+    """The fields of a checkpoint that its header contains.  The data is not read."""
+    try:
+        with reading(path, "copy it again"):
+            meta = read_meta(path)
+    except UserError:
+        return {"problem": "incomplete"}
+    try:
+        with reading(path, "name another file"):
+            cfg = Config(**json.loads(meta["config"])).check()
+            state = State(**json.loads(meta["state"])).check()
+    except UserError:                        # damaged, or written by a newer version
+        return {"problem": "unreadable"}
+    return {"kind": "chat" if state.kind == "chat" else "base", "parameters": n_params(cfg),
+            "matrices": "int8" if meta.get("matrices") == "int8" else "float32",
+            "bits_per_byte": state.bits_per_byte, "step": state.step, "n_steps": state.n_steps}
+
+def entries_of(found):
+    """A dict for each checkpoint among the files.  A file that cannot be opened may be one."""
+    for changed, path in found:
+        entry = {"file": path, "modified": changed}
+        try:
+            entry["bytes"] = os.path.getsize(path)
+            if begins_as_checkpoint(path):
+                yield entry | described(path)
+        except FileNotFoundError:            # it was removed meanwhile
+            continue
+        except OSError:
+            yield entry | {"problem": "unreadable"}
+
+HEAD = "file", "MB", "kind", "parameters", "matrices", "bits/byte", "steps", "age"
+LEFT = "file", "kind"                        # columns of text; numbers are flush right
+
+def cells(entry, now):
+    """The row of an entry, as text"""
+    name, size = printable(entry["file"]), f"{entry.get('bytes', 0) / 1e6:,.1f}"
+    old = age(now - entry["modified"]) if entry["file"] != BUNDLED else "-"
+    if "problem" in entry:
+        return [name, size, entry["problem"], "-", "-", "-", "-", old]
+    bits, planned = entry["bits_per_byte"], entry["n_steps"]
+    steps = f"{entry['step']:,}" + (f" of {planned:,}" if planned else "")
+    return [name, size, entry["kind"], f"{entry['parameters']:,}", entry["matrices"],
+            f"{bits:.4f}" if bits else "-", steps if entry["step"] or planned else "-", old]
+
+def print_entries(entries):
+    """Prints a table.  A star marks the model that the other verbs use by default."""
+    rows = [HEAD, *(cells(entry, time.time()) for entry in entries)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row, used in zip(rows, [False, *(entry["default"] for entry in entries)]):
+        padded = [text.ljust(width) if name in LEFT else text.rjust(width)
+                  for name, text, width in zip(HEAD, row, widths)]
+        print("*" if used else " ", "  ".join(padded).rstrip())
+
+def entries_in(folders, recursive):
+    """The entries of these folders.  At most MOST_MODELS files are opened."""
+    found = [x for x in candidates(folders, recursive) if not is_bundled(x[1])]
+    if len(found) > MOST_MODELS:
+        print(f"note: found {len(found):,} files named *.bin; only the newest {MOST_MODELS:,} are "
+              f"opened", file=sys.stderr)
+    return [*entries_of(found[:MOST_MODELS])]
+
+def bundled_entries():
+    """[the entry of the bundled model], or [] if it is not installed"""
+    path = beside_program(SHIPPED)
+    if not os.path.exists(path):
+        return []
+    return [entry | {"file": BUNDLED} for entry in entries_of([(os.path.getmtime(path), path)])]
+
+def list_models(folders, recursive=False, as_json=False):
+    """`list`: prints the checkpoints in folders, and the bundled model last."""
+    own, newest = entries_in(folders, recursive), newest_model()
+    entries = own + bundled_entries()
+    for entry in entries:                    # as in `model_to_use`
+        name = entry["file"]
+        entry["default"] = os.path.abspath(name) == os.path.abspath(newest) if newest else (
+            name == BUNDLED)
+    if as_json:
+        for entry in entries:
+            print(json.dumps(entry))
+        return
+    if entries:
+        print_entries(entries)
+    if any(entry["default"] for entry in entries):
+        print("\n* chat, generate, lens, serve and info use this model if none is named")
+    if any("problem" in entry for entry in entries):
+        print("\n`info FILE` reports what is wrong with an incomplete or unreadable file")
+    if not own:
+        print(f"\nno checkpoint found here; train one with:\n    {typed(Model.program)} train")
+
+def list_verb(add):
+    add(list_models, arg("folders", nargs="*", type=file_name, default=[os.curdir],
+                         metavar="folder", help="folders with checkpoints, named *.bin"),
+        arg("--recursive", action="store_true", help="also list the folders inside"),
+        arg("--json", dest="as_json", action="store_true",
+            help="print one JSON object per model instead of a table"))

@@ -1,0 +1,194 @@
+"""`list` shows the checkpoints in a folder, reads only their headers, and never fails because of a
+file."""
+import builtins
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from helpers import TINY, put_together, random_flat, refused, run, take_apart, told
+
+import bpe
+import nanoeuler as ne
+from nanoeuler_parts.files.safetensors import read_meta
+from nanoeuler_parts.tools.listing import age
+
+pytestmark = pytest.mark.cli
+NOW = 2e9
+
+
+def write(path, changed=0, **state):
+    """A tiny checkpoint that was written so many seconds ago."""
+    tokenizer = bpe.train(b"to be or not to be, that is the question", TINY.vocab_size)
+    flat = random_flat(TINY, 1, "f4")
+    ne.write_checkpoint(str(path), TINY, tokenizer, ne.State(**state), flat, (flat, flat * flat))
+    os.utime(path, (NOW - changed, NOW - changed))
+    return Path(path)
+
+
+@pytest.fixture
+def here(elsewhere, monkeypatch):
+    """An empty working directory.  The bundled model is in another one; the time stands still."""
+    (elsewhere / "data").mkdir()
+    (elsewhere / "here").mkdir()
+    monkeypatch.setattr(ne, "SHIPPED", str(write(elsewhere / "data/model.bin", kind="chat")))
+    monkeypatch.setattr("nanoeuler_parts.tools.listing.SHIPPED", ne.SHIPPED)
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    monkeypatch.chdir(elsewhere / "here")
+    return elsewhere / "here"
+
+
+def listed(*args):
+    return [json.loads(line) for line in told("list", "--json", *args).splitlines()]
+
+
+def files(*args):
+    return [x["file"] for x in listed(*args)]
+
+
+def test_a_row_says_what_info_says(here):
+    path = write("a.bin", 200, kind="chat", step=1200, n_steps=3000, bits_per_byte=1.98761)
+    run("quantize", path, "small.bin")
+    os.utime("small.bin", (NOW - 7200, NOW - 7200))
+    rows = [line[2:].split("  ") for line in told("list").splitlines()[:4]]
+    head, first, second, last = [[x.strip() for x in row if x.strip()] for row in rows]
+    n = f"{ne.n_params(TINY):,}"
+    assert head == ["file", "MB", "kind", "parameters", "matrices", "bits/byte", "steps", "age"]
+    assert first == ["a.bin", "0.1", "chat", n, "float32", "1.9876", "1,200 of 3,000", "3 minutes"]
+    assert second == ["small.bin", "0.0", "chat", n, "int8", "1.9876", "1,200 of 3,000", "2 hours"]
+    assert last == ["bundled", "0.1", "chat", n, "float32", "-", "-", "-"]
+    [entry, *_] = listed()
+    assert entry == {"file": "a.bin", "modified": NOW - 200, "bytes": os.path.getsize("a.bin"),
+                     "kind": "chat", "parameters": ne.n_params(TINY), "matrices": "float32",
+                     "bits_per_byte": 1.98761, "step": 1200, "n_steps": 3000, "default": True}
+
+
+def test_the_newest_comes_first_and_the_star_marks_the_choice_of_chat(here):
+    for name, changed in (("b.bin", 5), ("a.bin", 9), ("c.bin", 7), (".hidden.bin", 1)):
+        write(name, changed)
+    assert files() == ["b.bin", "c.bin", "a.bin", "bundled"]
+    assert told("list").splitlines()[1].startswith("* b.bin ") and ne.newest_model() == "b.bin"
+    assert [x["file"] for x in listed() if x["default"]] == ["b.bin"]
+
+
+def test_a_folder_without_models_says_how_to_train_one(here):
+    said = told("list")
+    assert "* bundled" in said and "no checkpoint found here; train one with:" in said
+    assert f"{ne.typed('nanoeuler.py')} train" in said
+    assert [(x["file"], x["default"]) for x in listed()] == [("bundled", True)]
+    os.remove(ne.SHIPPED)
+    assert told("list").startswith("\nno checkpoint found here") and listed() == []
+
+
+def test_folders_are_listed_once_and_inner_ones_on_request(here):
+    for folder in ("one", "one/two", "one/.git"):
+        (here / folder).mkdir()
+        write(f"{folder}/x.bin", len(folder))
+    write("own.bin", 99)
+    assert files("one", "one", "./one/") == ["one/x.bin", "bundled"]
+    assert files("one", "--recursive") == ["one/x.bin", "one/two/x.bin", "bundled"]
+    assert files("--recursive") == ["one/x.bin", "one/two/x.bin", "own.bin", "bundled"]
+    assert not any(x["default"] for x in listed("one"))      # the newest model is own.bin
+    assert "use this model" not in told("list", "one")
+    assert files(os.path.dirname(ne.SHIPPED)) == ["bundled"]         # and not as a file, too
+
+
+def test_a_name_that_is_no_folder_is_rejected(here, capsys):
+    write("a.bin")
+    refused(capsys, "list", "nowhere", words=["nowhere: No such folder"])
+    refused(capsys, "list", "a.bin", words=["a.bin: expected a folder, found a file", "info"])
+    refused(capsys, "list", "", words=["expected a name, found an empty one"])
+
+
+@pytest.mark.parametrize("end", [64, 200, -1])
+def test_an_incomplete_file_is_shown_as_such(end, here, capsys):
+    whole = write("a.bin").read_bytes()
+    (here / "a.bin").write_bytes(whole[:end])
+    assert [x.get("problem") for x in listed()] == ["incomplete", None]
+    said = told("list")
+    assert "incomplete" in said and "`info FILE` reports what is wrong" in said
+    refused(capsys, "info", "a.bin", words=["incomplete"])
+
+
+@pytest.mark.parametrize("change", [
+    {"config": "{}}"}, {"config": "[1]"}, {"state": '{"new": 1}'}, {"state": '{"step": -1}'},
+    {"config": '{"n_layer": 0}'}, {"state": None}])
+def test_a_header_that_is_damaged_or_newer_is_unreadable(change, here):
+    header, data = take_apart(write(here / "a.bin"))
+    meta = header["__metadata__"] | change
+    header["__metadata__"] = {key: value for key, value in meta.items() if value is not None}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    (here / "a.bin").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    assert [x.get("problem") for x in listed()] == ["unreadable", None]
+
+
+def test_files_of_others_are_left_out(here):
+    write("a.bin")
+    (here / "foreign.bin").write_bytes(b"\x7fELF" + bytes(100))
+    (here / "empty.bin").touch()
+    (here / "folder.bin").mkdir()
+    (here / "dangling.bin").symlink_to("nothing")
+    (here / "loop.bin").symlink_to("loop.bin")
+    os.mkfifo(here / "pipe.bin")             # opening it would wait for a writer
+    (here / "link.bin").symlink_to("a.bin")
+    assert sorted(files()) == ["a.bin", "bundled", "link.bin"]
+
+
+def test_a_file_that_cannot_be_opened_is_shown(here, monkeypatch):
+    """As root, who may open all files, in place of chmod 000"""
+    write("a.bin")
+    opened = builtins.open
+
+    def not_allowed(path, *args, **options):
+        if str(path) == "a.bin":
+            raise PermissionError(13, "Permission denied", path)
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(builtins, "open", not_allowed)
+    assert [x.get("problem") for x in listed()] == ["unreadable", None]
+
+
+def test_names_do_not_control_the_terminal(here):
+    for name in (b"\xff\xfe.bin", b"a\n\x1b[31m.bin"):
+        write(os.fsdecode(name))
+    said = told("list")
+    assert r"\udcff\udcfe.bin" in said and r"a\n\x1b[31m.bin" in said and "\x1b" not in said
+    assert {os.fsencode(name) for name in files()} == {b"\xff\xfe.bin", b"a\n\x1b[31m.bin",
+                                                       b"bundled"}
+
+
+def test_few_files_are_opened_and_their_data_is_not_read(here, monkeypatch, capsys):
+    """A flipped bit of the data does not show: only `info` verifies the checksum."""
+    for i in range(4):
+        write(f"{i}.bin", i)
+    raw = bytearray((here / "0.bin").read_bytes())
+    raw[-1] ^= 1
+    (here / "0.bin").write_bytes(raw)
+    os.utime("0.bin", (NOW, NOW))
+    refused(capsys, "info", "0.bin", words=["checksum"])
+    monkeypatch.setattr("nanoeuler_parts.tools.listing.MOST_MODELS", 2)
+    assert files() == ["0.bin", "1.bin", "bundled"]
+    assert "4 files named *.bin; only the newest 2 are opened" in capsys.readouterr().err
+
+
+def test_the_header_is_checked_as_in_a_whole_read(here):
+    """By the sizes of the file and of each tensor"""
+    header, data = take_apart(write(here / "a.bin"))
+    assert read_meta("a.bin")["format"] == "nanoeuler"
+    *_, last = header
+    header[last]["data_offsets"][0] -= 4
+    put_together(here / "b.bin", header, data)
+    with pytest.raises(bpe.UserError, match="expected a tensor from byte"):
+        read_meta("b.bin")
+    header[last]["data_offsets"][0] += 4
+    put_together(here / "b.bin", header, data + b"more")
+    with pytest.raises(bpe.UserError, match="bytes of data, found"):
+        read_meta("b.bin")
+
+
+@pytest.mark.parametrize("seconds, said", [
+    (-5, "0 seconds"), (1, "1 second"), (59.9, "59 seconds"), (60, "1 minute"), (7199, "1 hour"),
+    (86_400, "1 day"), (200_000, "2 days"), (400 * 86_400, "1 year")])
+def test_an_age_has_one_unit(seconds, said):
+    assert age(seconds) == said
