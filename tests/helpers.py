@@ -68,7 +68,8 @@ def complains(result, *words):
 def needs(name):
     """A package that the programs do not need, only a test that compares with it.  PyTorch takes
     one thread: two workers of pytest with two each wait for each other, on two cores."""
-    extra = {"torch": "torch", "llama_cpp": "llama-cpp", "lm_eval": "eval"}.get(name, "dev")
+    extra = {"torch": "torch", "llama_cpp": "llama-cpp", "lm_eval": "eval",
+             "wandb": "wandb"}.get(name, "dev")
     package = pytest.importorskip(name, reason=f"{name} comes with pip install -e .[{extra}]")
     if name == "torch":
         package.set_num_threads(1)
