@@ -302,7 +302,7 @@ class Corpus:
             print(f"note: {len(left_out):,} of {len(self.files):,} files are empty or binary and "
                   f"are left out, for example {bpe.printable(left_out[0])}", file=sys.stderr)
         if invalid:
-            print(f"note: {bpe.printable(invalid)} is not valid UTF-8; the model trains on the "
+            print(f"note: {bpe.printable(invalid)} is not valid UTF-8; the model reads the "
                   f"bytes as they are", file=sys.stderr)
 
     def described(self):

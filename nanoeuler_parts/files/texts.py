@@ -42,11 +42,11 @@ def read_text(path):
             decoder.decode(piece := text[i:i + LARGE], final=i + LARGE >= len(text))
     except UnicodeDecodeError as e:          # e.object begins with the last piece's remainder
         print(f"note: {path} is not valid UTF-8 at byte "
-              f"{i + len(piece) - len(e.object) + e.start}; the model trains on the bytes as they "
-              f"are", file=sys.stderr)
+              f"{i + len(piece) - len(e.object) + e.start}; the model reads the bytes as they are",
+              file=sys.stderr)
     if found := marks_of_editors(text):
-        print(f"note: {path} {found}, and the model trains on these bytes; to avoid that, save the "
-              f"file as UTF-8 without BOM and with LF line ends", file=sys.stderr)
+        print(f"note: {path} {found}, and the model reads these bytes; to remove them, add "
+              f"--newlines unix", file=sys.stderr)
     return text
 
 def split_text(text, holdout):
