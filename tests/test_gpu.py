@@ -1,4 +1,5 @@
 """On a GPU: the program's own tests, equal bits, the CPU's numbers.  Skipped without one."""
+import gzip
 import importlib.util
 import json
 import subprocess
@@ -123,6 +124,41 @@ def test_both_programs_take_the_same_steps(tmp_path):
                 for name in ("gpu.jsonl", "cpu.jsonl"))
     assert len(gpu) == len(cpu) == 50 and cpu[-1] < cpu[0] - 1
     assert np.abs(np.subtract(gpu, cpu)).max() < 5e-5
+
+
+def test_eval_is_that_of_the_cpu_and_init_begins_there(tmp_path):
+    """Train on a folder of two formats, measure a text and questions, continue on that text.  The
+    validation before step 1 is that of the checkpoint, bit for bit."""
+    text = (ROOT / "data/shakespeare.txt").read_text(encoding="utf-8")
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books/a.txt.gz").write_bytes(gzip.compress(text[:300_000].encode()))
+    (tmp_path / "books/b.jsonl").write_text(json.dumps({"text": text[300_000:400_000]}), "utf-8")
+    (tmp_path / "new.txt").write_text(text[500_000:540_000], "utf-8")
+    (tmp_path / "q.jsonl").write_text(json.dumps({"prompt": "To be, or", "answer": 0, "choices": [
+        "not to be", "a tree"]}) + "\n" + json.dumps({"prompt": "ROMEO", "answer": ":"}), "utf-8")
+    small = "--preset", "small", "--batch", 2048, "--dtype", "f32"
+    cli("t", *small, "--data", tmp_path / "books", "--steps", 30, "--out", tmp_path / "a.bin")
+    measured = "eval", tmp_path / "a.bin", "--data", tmp_path / "new.txt", "--questions", (
+        tmp_path / "q.jsonl"), "--dtype", "f32", "--tokens", 8
+    cli(*measured, "--json", tmp_path / "gpu.json")
+    result = nanoeuler(*measured, "--json", tmp_path / "cpu.json", cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    gpu, cpu = (json.loads((tmp_path / name).read_text("utf-8")) for name in (
+        "gpu.json", "cpu.json"))
+    assert gpu["texts"]["total"] == pytest.approx(cpu["texts"]["total"], rel=1e-5)
+    for one, other in zip(gpu["questions"]["results"], cpu["questions"]["results"], strict=True):
+        assert one["reply"] == other["reply"] and one["correct"] == other["correct"]
+        assert one.get("log_likelihoods") == pytest.approx(other.get("log_likelihoods"), rel=1e-4)
+    cli("t", "--init", tmp_path / "a.bin", "--data", tmp_path / "new.txt", "--batch", 2048,
+        "--steps", 2, "--out", tmp_path / "b.bin")
+    a, b = (ne.read_checkpoint(str(tmp_path / name)) for name in ("a.bin", "b.bin"))
+    assert b.cfg == a.cfg and b.state.step == 2
+    options = nc.Run.Options(data=str(tmp_path / "new.txt"), steps=2, batch=2048).check()
+    data = nc.Run(str(tmp_path / "x.bin"), a._replace(moments=(), state=ne.State()), options,
+                  nc.Model).data
+    model = nc.Model(a.cfg, a.flat, options=options)
+    want = ne.evaluate(model, *data.validation, ne.ESTIMATE, b.state.micro_batch)
+    assert read_log(str(tmp_path / "b.jsonl"))[0]["val_bits_per_byte"] == want
 
 
 def gradient_errors(cfg, dtype, naive):

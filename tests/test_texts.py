@@ -80,7 +80,7 @@ def test_what_editors_leave_in_a_text_is_said_and_learned(data, words, tmp_path,
     assert bytes(read_text(str(path))) == data
     said = capsys.readouterr().err
     assert said.count("\n") == (1 if words else 0) and all(word in said for word in words), said
-    assert not words or said.startswith(f"note: {path} ") and "with LF line ends" in said
+    assert not words or said.startswith(f"note: {path} ") and "--newlines unix" in said
 
 
 # ---- tokens of a large text, kept in a file
