@@ -78,7 +78,7 @@ def train(folder, corpus, kill_at=None):
     more than kill_at bytes."""
     command = [sys.executable, str(ROOT / "nanoeuler.py"), "train", "--data", str(corpus),
                "--steps", "1", "--out", str(folder / "model.bin"), "--vocab-size", "4096",
-               "--holdout", "0.01"]
+               "--holdout", "0.0001"]
     began, most = time.perf_counter(), (0, 0)
     with open(folder / "said.txt", "ab") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said)
