@@ -4488,7 +4488,9 @@ def steps_planned(state, options):
     at_this_pace = state.step * 60 * options.minutes / state.elapsed
     return max(state.step, int(min(at_this_pace, 1 << 40)))
 
-LONGEST_ROW = 1024           # tokens of a row with --init, unless --seq-len is given
+# With --init: tokens of a row, unless --seq-len is given, and the share of a new model's learning
+# rates that is the default (bench/NOTES.md)
+LONGEST_ROW, INIT_RATE = 1024, 0.1
 
 def fresh(run, preset, file, chosen):
     """(Checkpoint, options) of a new run, from a preset or from the weights in a file"""
@@ -4523,6 +4525,9 @@ def fresh(run, preset, file, chosen):
     elif file and "seq_len" in chosen:
         settings.setdefault("row_len", chosen["seq_len"])
     options, cfg = run.Options.chosen(**settings), replace(start.cfg, **shape).check()
+    if file and not run.kind:
+        for name in {"lr", "muon_lr"} & vars(options).keys() - chosen.keys():
+            setattr(options, name, INIT_RATE * getattr(options, name))
     need_memory(cfg)
     return start._replace(cfg=cfg), options
 
@@ -4922,7 +4927,8 @@ VERBS = [
 
 INIT = arg("--init", dest="file", type=model_name, default=argparse.SUPPRESS,
            help=f"checkpoint whose weights the run starts from, with its shape and its tokenizer; "
-                f"{BUNDLED}: the bundled model (default: none)")
+                f"{BUNDLED}: the bundled model; the default learning rates are then a tenth of "
+                f"those below (default: none)")
 
 def train_verb(add):
     add(partial(launch_training, Run),
