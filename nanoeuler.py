@@ -1929,7 +1929,7 @@ def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
 
 def count_targets(targets):
     """The number of targets that are not -1"""
-    return getattr(targets, "n_valid", None) or np.count_nonzero(targets >= 0)
+    return targets.n_valid if isinstance(targets, Windows) else np.count_nonzero(targets >= 0)
 
 # ---- the training loop
 ESTIMATE = 64        # held-out rows of a validation during the run, always the same rows
@@ -4225,8 +4225,8 @@ class Run(TrainingLoop):
     def need_data(cls, data, out):
         """Rejects names that stand for no file, before anything is compiled."""
         for name in data.split("\n"):
-            if name and (os.path.isdir(name) or "*" in name):
-                files_in(name)
+            if os.path.isdir(name) or (re.search(r"[*?[]", name) and not os.path.exists(name)):
+                files_in(name)               # a folder or a pattern
             else:
                 need_data(name, out)
 
@@ -4252,10 +4252,10 @@ class Run(TrainingLoop):
         end = tokenizer.specials.get(self.state.eos, -1)         # ends a document of a corpus
         text.encode(tokenizer, end, o.cuts, o.seed)
         batches = Batches(text.train, T, cfg.n_mtp, o.seed)
-        need(len(text.tail) > 1, f"{path}: the held-out last {o.holdout:.0%} has no token to "
-             f"predict; name a longer text with --data, or raise --holdout")
         held_out = Validation(Windows(text.tail, T), Windows(text.tail, T, 1, -1, end),
                               text.tail_bytes)
+        need(held_out.targets.n_valid > 0, f"{path}: the held-out last {o.holdout:.0%} has no "
+             f"token to predict; name a longer text with --data, or raise --holdout")
         bytes_per_token = text.train_bytes / len(text.train)
         fewer = ""
         if tokenizer.vocab_size < cfg.vocab_size:
@@ -4488,48 +4488,60 @@ def steps_planned(state, options):
     at_this_pace = state.step * 60 * options.minutes / state.elapsed
     return max(state.step, int(min(at_this_pace, 1 << 40)))
 
-# With --init: tokens of a row, unless --seq-len is given, and the share of a new model's learning
-# rates that is the default (bench/NOTES.md)
-LONGEST_ROW, INIT_RATE = 1024, 0.1
-
 def fresh(run, preset, file, chosen):
     """(Checkpoint, options) of a new run, from a preset or from the weights in a file"""
     if run.larger_data and os.path.exists(beside_program(run.larger_data)):
         chosen = {"data": run.larger_data, **chosen}
+    start = Checkpoint(PRESETS[preset or run.preset], None, State(), None, ())
     if file is not None:
-        start = read_checkpoint(file)
-        if issubclass(run, PreferenceLoop) and start.state.kind == "base":
-            print(f"note: {file} is a base model; run sft first to teach it to answer, because dpo "
-                  f"only teaches which of two answers is better", file=sys.stderr)
-        need(not preset, f"{file} has its own shape; drop {preset}, or --init")
-        s = start.state
-        template = s.template
-        if s.kind == "chat":                 # a base model's "" names no template
-            template = template or "alpaca"
-        need(s.eos in start.tokenizer.specials or not run.kind, f"{file} has no token {s.eos} to "
-             f"end a response; start from another model")
-        start = start._replace(moments=(), state=State(
-            kind=run.kind or s.kind, bos=s.bos, eos=s.eos, template=template,
-            source_sha256=sha256_of(file)))
-    else:
-        start = Checkpoint(PRESETS[preset or run.preset], None, State(), None, ())
+        need(not preset, f"{file} has its own shape; drop {preset}, or drop --init")
+        start = from_weights(run, file)
     shape = {k: v for k, v in chosen.items() if hasattr(start.cfg, k)}
     settings = {k: v for k, v in chosen.items() if k not in shape}
-    if file and not run.kind:                # --init: the model keeps its shape
-        for name in shape.keys() - {"seq_len"}:
-            need(shape[name] == getattr(start.cfg, name), f"{file} has {name} "
-                 f"{getattr(start.cfg, name)}, not {shape[name]}; drop the flag, or --init")
-        T = start.cfg.seq_len
-        settings["row_len"] = shape.get("seq_len", min(T, LONGEST_ROW))
-        shape["seq_len"] = max(T, settings["row_len"])
-    elif file and "seq_len" in chosen:
-        settings.setdefault("row_len", chosen["seq_len"])
+    if file is not None:
+        fit = fit_row if run.kind else fit_shape
+        fit(file, start.cfg, shape, settings)
     options, cfg = run.Options.chosen(**settings), replace(start.cfg, **shape).check()
-    if file and not run.kind:
+    if file is not None and not run.kind:
         for name in {"lr", "muon_lr"} & vars(options).keys() - chosen.keys():
             setattr(options, name, INIT_RATE * getattr(options, name))
     need_memory(cfg)
     return start._replace(cfg=cfg), options
+
+def from_weights(run, file):
+    """The Checkpoint of a new run that begins with the weights in a file.  `sft` and `dpo` make it
+    a chat model, `train --init` keeps its kind."""
+    start = read_checkpoint(file)
+    s = start.state
+    if issubclass(run, PreferenceLoop) and s.kind == "base":
+        print(f"note: {file} is a base model; run sft first to teach it to answer, because dpo "
+              f"only teaches which of two answers is better", file=sys.stderr)
+    need(s.eos in start.tokenizer.specials or not run.kind, f"{file} has no token {s.eos} to end a "
+         f"response; start from another model")
+    template = s.template
+    if s.kind == "chat":                     # a base model's "" names no template
+        template = template or "alpaca"
+    return start._replace(moments=(), state=State(
+        kind=run.kind or s.kind, bos=s.bos, eos=s.eos, template=template,
+        source_sha256=sha256_of(file)))
+
+def fit_row(file, cfg, shape, settings):
+    """For `sft` and `dpo`: --seq-len also sets the length of a row."""
+    if "seq_len" in shape:
+        settings.setdefault("row_len", shape["seq_len"])
+
+# With --init: tokens of a row, unless --seq-len is given, and the share of a new model's learning
+# rates that is the default (bench/NOTES.md)
+LONGEST_ROW, INIT_RATE = 1024, 0.1
+
+def fit_shape(file, cfg, shape, settings):
+    """For `train --init`: the model keeps its shape.  --seq-len sets the length of a row, and
+    extends the context if it is longer."""
+    for name in shape.keys() - {"seq_len"}:
+        need(shape[name] == getattr(cfg, name), f"{file} has {name} {getattr(cfg, name)}, not "
+             f"{shape[name]}; drop the flag, or drop --init")
+    settings["row_len"] = shape.get("seq_len", min(cfg.seq_len, LONGEST_ROW))
+    shape["seq_len"] = max(cfg.seq_len, settings["row_len"])
 
 def need_memory(cfg):
     """Rejects a model that cannot fit: a run needs at least the parameters, the gradient and two
