@@ -10,6 +10,8 @@ seed is found again with --only CLASS --seed SEED --n 1, a rendering with --rend
     folders       of Hugging Face: every file of one changed, missing, replaced; import, then use
     gguf          bytes, fields, tensors and their types changed; import, then use
     data          texts, examples, preferences, logs, tokenizers, and what is typed into a chat
+    corpora       compressed texts, JSON lines, Parquet, folders of them, and their token files
+    questions     of eval, and texts that it measures
     commands      verbs, flags and names that make no sense, or too much of it
     templates     conversations that try to make special tokens, through `chat_ids`
 
@@ -33,12 +35,15 @@ generated one has halves of a name that are a name where nothing is said.
 It needs pip install -e .[dev], and Linux or macOS: the watch is an alarm of the system.
 """
 import argparse
+import bz2
 import contextlib
 import copy
 import faulthandler
+import gzip
 import html
 import io
 import json
+import lzma
 import os
 import random
 import re
@@ -65,6 +70,7 @@ from templates import SPECIALS as OF_TEMPLATES
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.files import corpora as of_corpora
 from nanoeuler_parts.interchange.gguf import gguf_meta, write_gguf
 from nanoeuler_parts.interchange.templates import marked, render
 from nanoeuler_parts.tuning.examples import read_examples, read_file
@@ -339,6 +345,11 @@ def write_good_files():
     for name, content in files.items():
         Path(name).write_bytes(content)
     tokenizer.save("gpt2")
+    Path("books/sub").mkdir(parents=True)
+    documents = [text[i:i + 100].decode() for i in range(0, 3000, 100)]
+    for name in CORPORA:
+        write_corpus(Path(name), documents)
+    Path("questions.jsonl").write_bytes(as_lines(questions_of(examples)))
 
 
 @contextlib.contextmanager
@@ -728,9 +739,173 @@ def data_files(rng, spoil=True):
     return rng.choice(kinds)(rng, **({"spoil": spoil} if not spoil else {}))
 
 
+# ---- corpora
+CORPORA = ["text.gz", "text.xz", "text.bz2", "text.zst", "books.jsonl", "books.jsonl.gz",
+           "books.ndjson.zst", "books.parquet", "books/a.txt", "books/b.jsonl", "books/sub/c.xz",
+           "books/sub/d.parquet", "books/e.jsonl.bz2"]
+IN_MEMORY, IN_CHUNKS = 1 << 20, 900          # values of corpora.LARGE: tokens in memory, in a file
+
+
+def zstd(data):
+    import pyarrow
+    return pyarrow.compress(data, "zstd", asbytes=True)
+
+
+PACK = {".gz": partial(gzip.compress, mtime=0), ".xz": lzma.compress, ".bz2": bz2.compress,
+        ".zst": zstd}
+
+
+def write_table(path, columns):
+    import pyarrow
+    import pyarrow.parquet
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+def write_corpus(path, documents):
+    """In the format of its name."""
+    kind, packing = of_corpora.kind_of(path.name)
+    if kind == ".parquet":
+        return write_table(path, {"text": documents, "id": list(range(len(documents)))})
+    data = "".join(documents).encode()
+    if kind:
+        data = as_lines([{"text": x, "id": k} for k, x in enumerate(documents)])
+    path.write_bytes(PACK.get(packing, bytes)(data))
+
+
+def odd_columns(rng):
+    """A table with a column `text` that is seldom one of texts."""
+    values = rng.choice([["a"], [""], [None], [None, "b"], [1], [b"x", b"\xff"], [["a"]],
+                         [{"text": "x"}], [True], [0.5], ["\0"], ["</s>"], [], ["x" * 9999]])
+    names = rng.choice([["text"], ["text", "text2"], ["Text"], ["text.a"], [""], ["x"]])
+    return dict.fromkeys(names, values)
+
+
+def spoil_corpus(rng, path):
+    kind, packing = of_corpora.kind_of(path.name)
+    raw, pack = path.read_bytes(), PACK.get(packing, bytes)
+    action = rng.randrange(8)
+    if kind == ".parquet" and action < 4:
+        return write_table(path, odd_columns(rng))
+    if action < 3:
+        return path.write_bytes(spoilt(rng, raw))
+    if action == 3:                          # two files in one
+        return path.write_bytes(raw + rng.choice([raw, pack(b""), b"\0" * 9, raw[:9]]))
+    if action == 4:
+        content = rng.choice([b"", DEEP, b"\0", b"\n \n", pack(b"x"), b"x" * 10 ** 6])
+        return path.write_bytes(rng.choice([pack, bytes])(content))
+    if kind:
+        return path.write_bytes(pack(spoilt_list(rng, "books.jsonl")))
+    path.write_bytes(pack(any_text(rng)))
+
+
+def odd_file(rng, folder):
+    """Something else in a folder, or a file of an odd name."""
+    name = folder / rng.choice(["x", "x.jsonl", "\udcff.txt", "a\nb.gz", "\x1b[31m.txt", "*", "[a]",
+                                " ", "-", "~", "a.parquet", "x" * 250, ".hidden", "y.zst"])
+    rng.choice([lambda: name.symlink_to("/dev/zero"), lambda: name.symlink_to("."),
+                lambda: name.symlink_to("nowhere"), lambda: name.symlink_to("a.txt"),
+                lambda: os.mkfifo(name), name.mkdir, name.touch, lambda: name.symlink_to(name),
+                lambda: name.write_bytes(any_text(rng)), lambda: name.write_bytes(b"\0 binary"),
+                lambda: name.write_bytes(b"</s>")])()
+
+
+def tokens_of(names, tokenizer, large, cuts):
+    """[training part, tail] as lists; none if the names are rejected."""
+    with mock.patch.object(of_corpora, "LARGE", large), contextlib.redirect_stdout(None), (
+            contextlib.redirect_stderr(None)):
+        corpus = of_corpora.Corpus(names, "text", "", 0.1)
+        corpus.encode(tokenizer, tokenizer.specials["</s>"], cuts, 1)
+    return [part.tolist() for part in (corpus.train, corpus.tail)]
+
+
+def tokens_in_files(rng, names, spoil):
+    """The tokens in a file, spoilt or interrupted, are those in memory, or are made again."""
+    tokenizer, cuts = bpe.Tokenizer.load("tokenizer.json"), 0.0
+    want = tokens_of(names, tokenizer, IN_MEMORY, cuts)
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    stop = rng.randrange(4) if spoil else 9
+    with mock.patch.object(of_corpora, "CHUNK", 700):
+        encode = [of_corpora.encode_cut] * stop + [interrupt]
+        with mock.patch.object(of_corpora, "encode_cut", lambda *args: encode.pop(0)(*args)), (
+                contextlib.suppress(KeyboardInterrupt)):
+            tokens_of(names, tokenizer, IN_CHUNKS, cuts)
+        if rng.random() < 0.5:
+            tokens_of(names, tokenizer, IN_CHUNKS, cuts)
+        for path in sorted(Path().glob("*.tokens*")) if spoil else ():
+            raw = path.read_bytes()
+            if path.suffix == ".tokens":     # has a checksum; unfinished tokens have none
+                path.write_bytes(spoilt(rng, raw, rng.choice([None, 300])))
+            else:
+                path.write_bytes(rng.choice([raw, raw[:rng.randrange(len(raw) + 1)], raw + b"\0",
+                                             DEEP, raw.replace(b": ", b": 1e"), b"[]"]))
+        try:
+            found = tokens_of(names, tokenizer, IN_CHUNKS, cuts)
+        except ne.UserError as e:
+            raise Crashed(f"the tokens are not made again: {e}") from None
+    if found != want:
+        raise Crashed(f"the tokens in a file differ: {len(found[0])} and {len(found[1])}, expected "
+                      f"{len(want[0])} and {len(want[1])}")
+    return True
+
+
+def corpora(rng, spoil=True):
+    names = rng.choice([*([name] for name in CORPORA), ["books"], ["books"], ["books"],
+                        ["books/**/*.jsonl"], ["books", "text.gz"], ["text.txt", "text.xz"]])
+    lay("adamw.bin", "tokenizer.json", "text.txt", "books/", *names)
+    if spoil and rng.random() < 0.9:
+        for _ in range(rng.choice([1, 1, 2])):
+            files = [path for name in names for path in ([Path(name)] if Path(name).is_file() else
+                                                         sorted(Path("books").rglob("*.*")))]
+            path = rng.choice(files)
+            if path.is_file() and path.stat().st_size:
+                spoil_corpus(rng, path)
+        if rng.random() < 0.4:
+            with contextlib.suppress(FileExistsError):
+                odd_file(rng, Path(rng.choice(["books", "books/sub"])))
+    kind = rng.randrange(4)
+    if kind == 0 and (not spoil or names == ["books"]):
+        return tokens_in_files(rng, names, spoil)
+    if kind == 1:
+        return runs("eval", "adamw.bin", "--data", *names, "--threads", 1)
+    with mock.patch.object(of_corpora, "LARGE", rng.choice([IN_MEMORY, IN_CHUNKS])):
+        return runs("train", "--data", *names, *SHORT, "--init", "adamw.bin", "--threads", 1,
+                    *rng.choice([[], [], ["--newlines", "unix"], ["--cuts", 0.3]]))
+
+
+# ---- questions
+def questions_of(examples):
+    """Of all kinds: open ones, with choices, with messages, with patterns."""
+    asked = [e["instruction"] for e in examples]
+    said = [e["output"] for e in examples]
+    return [form for q, a in zip(asked[:4], said) for form in (
+        {"prompt": q, "answer": a}, {"question": q, "answer": [a, "7"], "match": "contains"},
+        {"question": q, "choices": ["1", "2", a + "0"], "answer": 2, "domain": "sums"},
+        {"prompt": q, "choices": ["no", a], "answer": a, "id": 7},
+        {"messages": [{"role": "user", "content": q}], "answer": "^[0-9]+$", "match": "regex"})]
+
+
+def questions(rng, spoil=True):
+    name = rng.choice(["adamw.bin", "chat.bin", "int8.bin", *(["few.bin", "none.bin"] * spoil)])
+    lay(name, "questions.jsonl", "text.txt", "books/")
+    if spoil:
+        Path("questions.jsonl").write_bytes(spoilt_list(rng, "questions.jsonl"))
+        Path("text.txt").write_bytes(any_text(rng))
+    asked = ["--questions", "questions.jsonl", "--tokens", rng.choice([1, 3])]
+    read = ["--data", rng.choice(["text.txt", "books"])]
+    flags = ["--context", "--stride", "--batch", "--show-wrong", "--stop", "--n"]
+    if spoil and rng.random() < 0.3:
+        asked += [rng.choice(flags), rng.choice(["0", "1", "2", "7", "-1", "99999", "x"])]
+    truncate = rng.choice([[], ["--truncate"]])
+    return runs("eval", name, *rng.choice([asked, asked, read, asked + read]), *truncate, "--json",
+                "report.json", "--threads", 1)
+
+
 # ---- command lines
-VERBS = ["train", "sft", "dpo", "chat", "generate", "lens", "eval", "plot", "info", "quantize",
-         "export", "import", "compile"]
+VERBS = ["train", "sft", "dpo", "chat", "generate", "lens", "eval", "plot", "list", "info",
+         "quantize", "export", "import", "compile"]
 NAMES = ["nanoeuler.bin", "nanoeuler_chat.bin", "nanoeuler.jsonl", "text.txt", "examples.json",
          "pairs.jsonl", "hf", "model.gguf", "empty", "folder", "noise", "no", "no/such/x.bin", ".",
          "..", "", " ", "a\nb", "a\x1b[31m.bin", "caf\u00e9", "\udcff.bin", "-", "--", "-x", "new",
@@ -1031,7 +1206,8 @@ def rendering(seed):
 
 # ---- all of them
 CLASSES = {"checkpoints": checkpoints, "folders": folders, "gguf": gguf_files, "data": data_files,
-           "commands": commands, "templates": templates}
+           "corpora": corpora, "questions": questions, "commands": commands,
+           "templates": templates}
 Result = namedtuple("Result", "counts findings seconds")         # findings: {what: seeds}
 
 
