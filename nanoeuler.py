@@ -4772,7 +4772,9 @@ def flag(f, default):
         return arg(name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
                    help=f"{text} (default: {default})")
     default = 0 if default is None else default
-    several = dict(nargs="+", metavar=f.name.upper()) if f.metadata.get("several") else {}
+    several = {}
+    if f.metadata.get("several"):
+        several = dict(nargs="+", action="extend", metavar=f.name.upper())
     return arg(name, type=type_of(f), default=argparse.SUPPRESS,
                help=f"{text} (default: {default})", **several)
 

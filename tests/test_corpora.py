@@ -1,5 +1,6 @@
 """Training texts of many documents: formats, holdout, chunks, tokens in a file, interruptions."""
 import bz2
+import errno
 import gzip
 import json
 import lzma
@@ -185,6 +186,24 @@ def test_a_text_without_blanks_does_not_fill_the_memory(monkeypatch):
     assert b"".join(chunks) == b"x" * 3000 and max(map(len, chunks)) < 500
 
 
+def test_a_text_without_blanks_is_searched_seldom(monkeypatch):
+    """Each search for a place to cut reads the whole buffer."""
+    searched = []
+    monkeypatch.setattr(corpora, "CHUNK", 100)
+    monkeypatch.setattr(corpora, "last_cut", lambda buffer: searched.append(len(buffer)) or 0)
+    n = len([*chunks_of([b"x"] * 4000, 4000)])
+    assert len(searched) <= 3 * n
+
+
+def test_a_large_document_is_sampled_without_copies(monkeypatch):
+    """Copies of the rest for each block would take a minute here."""
+    sample = Excerpt()
+    sample.size = 16
+    began = time.perf_counter()
+    sample.add(b"x" * (4 << 20))
+    assert time.perf_counter() - began < 9 and sample.n == 4 << 20
+
+
 @given(n=st.integers(0, 5000), piece=st.integers(1, 700), cut=st.integers(1, 5000))
 def test_an_excerpt_is_spread_over_the_training_part(n, piece, cut):
     line = b"%4d is a line\n"
@@ -313,6 +332,103 @@ def test_a_damaged_journal_or_part_starts_anew(folder, tokenizer, monkeypatch):
     assert cache.read_bytes() == whole
 
 
+def interrupt(folder, tokenizer, monkeypatch):
+    """Ends the tokens of a corpus after a few chunks."""
+    encode_cut, chunks = corpora.encode_cut, []
+
+    def encoding(*args):
+        chunks.append(args)
+        if len(chunks) > 6:
+            raise KeyboardInterrupt
+        return encode_cut(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpora, "encode_cut", encoding)
+        with pytest.raises(KeyboardInterrupt):
+            tokens_of(opened(folder), tokenizer)
+
+
+@pytest.mark.parametrize("name, value", [
+    ("chunks", "1"), ("chunks", 1.5), ("tokens", -1), ("tokens", 1e300), ("train_tokens", None),
+    ("tail_bytes", [])])
+def test_a_journal_with_odd_numbers_starts_anew(name, value, folder, tokenizer, monkeypatch):
+    want = tokens_of(opened(folder), tokenizer)
+    [cache] = folder.parent.glob("*.tokens")
+    cache.unlink()
+    interrupt(folder, tokenizer, monkeypatch)
+    [journal] = folder.parent.glob("*.part.json")
+    kept = json.loads(journal.read_text("utf-8"))
+    journal.write_text(json.dumps(kept | {name: value}), encoding="utf-8")
+    assert np.array_equal(tokens_of(opened(folder), tokenizer), want)
+
+
+def test_a_full_disk(folder, tokenizer, monkeypatch):
+    """The message names the file, and the same command continues."""
+    want = tokens_of(opened(folder), tokenizer)
+    [cache] = folder.parent.glob("*.tokens")
+    cache.unlink()
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpora.os, "fsync", full)
+        with pytest.raises(bpe.UserError, match=r"tokens.part: No space left .* free disk space"):
+            tokens_of(opened(folder), tokenizer)
+    assert np.array_equal(tokens_of(opened(folder), tokenizer), want)
+
+
+@pytest.mark.parametrize("in_a_file", [True, False])
+def test_a_text_that_changes_while_it_is_read_is_rejected(in_a_file, folder, tokenizer,
+                                                          monkeypatch):
+    """Between the two passes"""
+    if not in_a_file:
+        monkeypatch.setattr(corpora, "LARGE", 1 << 20)
+    path = folder / "0.txt"
+    text = path.read_bytes()
+    for other in (text + b"more", text[:-5], b"X" + text[1:]):
+        path.write_bytes(text)
+        corpus = opened(folder)
+        path.write_bytes(other)
+        with pytest.raises(bpe.UserError, match="expected the same text twice"):
+            tokens_of(corpus, tokenizer)
+    path.write_bytes(text)
+    corpus = opened(folder)
+    path.unlink()
+    with pytest.raises(bpe.UserError, match="0.txt: No such file"):
+        tokens_of(corpus, tokenizer)
+    assert not [*folder.parent.glob("*.tokens")]
+
+
+def test_unfinished_tokens_of_another_text_are_not_continued(folder, tokenizer, monkeypatch):
+    """The names, sizes and times of its files are the same."""
+    path = folder / "0.txt"
+    info, text = path.stat(), path.read_bytes()
+    interrupt(folder, tokenizer, monkeypatch)
+    path.write_bytes(text.swapcase())
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+    ids = tokens_of(opened(folder), tokenizer)
+    assert text.swapcase() in tokenizer.decode(ids)
+
+
+def test_a_pattern_finds_a_file_once_and_its_tokens_lie_beside_its_folder(folder, tokenizer):
+    (folder / "circle").symlink_to(".")
+    pattern = str(folder / "**" / "*")
+    corpus = Corpus([pattern], "text", "", 0.1)
+    assert len(corpus.files) == 4 and "circle" not in str(corpus.files)
+    tokens_of(corpus, tokenizer)
+    [cache] = folder.parent.glob("books.*.tokens")
+    assert len(Corpus([pattern], "text", "", 0.1).files) == 4
+
+
+def test_a_tokenizer_without_the_byte_that_ends_a_document(tmp_path):
+    (tmp_path / "a.txt").write_text("to to", encoding="utf-8")
+    few = bpe.Tokenizer({"</s>": 0, "t": 1, "o": 2, "to": 3}, ["t o"], ["</s>"])
+    corpus = Corpus([str(tmp_path)], "text", "", 0.1)
+    with pytest.raises(bpe.UserError, match="no token for the byte 0xFF"):
+        corpus.encode(few, 0, 0, 1)
+
+
 def test_two_runs_do_not_write_the_same_tokens(folder, tokenizer):
     corpus, append_tokens = opened(folder), Corpus.append_tokens
 
@@ -367,6 +483,25 @@ def test_a_run_on_a_folder_resumes(folder, tmp_path, monkeypatch, capsys):
     (tmp_path / "books" / "0.txt").write_text("other", encoding="utf-8")
     refused(capsys, "train", "--resume", "--steps", 6, "--out", "b.bin",
             words=["has changed", "sha256"])
+
+
+@pytest.mark.cli
+def test_data_given_twice_and_patterns(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    short = *FAST, "--steps", 1, "--out", tmp_path / "a.bin", "--force"
+    run("train", "--data", "0.txt", "--data", "3.jsonl", *short)
+    assert "0.txt, 3.jsonl (files: 2, documents: 11)" in capsys.readouterr().out
+    for pattern in ("?.txt", "[0-9].txt"):
+        run("train", "--data", pattern, *short)
+        assert f"{pattern} (files: 1, documents: 1)" in capsys.readouterr().out
+
+
+@pytest.mark.cli
+def test_a_held_out_part_of_ends_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.jsonl", ["to be or not to be " * 30])
+    refused(capsys, "train", "--data", "a.jsonl", *FAST, "--holdout", "0.001",
+            words=["held-out", "no token to predict"])
 
 
 @pytest.mark.cli

@@ -56,8 +56,10 @@ def is_corpus(names):
 
 def files_in(name):
     """[(path, name for the order)] of a file, of a folder with its subfolders, or of a pattern.
-    Hidden files are left out.  The files of a folder or a pattern are in a fixed pseudo-random
-    order, that of a hash of their names, so that the part held out at the end is a fair sample."""
+    Hidden files are left out, and so are links to folders inside a folder.  A pattern finds each
+    file once, although ** follows links, also in circles.  The files of a folder or a pattern are
+    in a fixed pseudo-random order, that of a hash of their names, so that the part held out at the
+    end is a fair sample."""
     if os.path.isfile(name):
         return [(name, os.path.basename(name))]
     found = []
@@ -67,7 +69,8 @@ def files_in(name):
             paths = [os.path.join(folder, x) for x in files if not x.startswith(".")]
             found += [(path, os.path.relpath(path, name)) for path in paths]
     else:
-        found = [(path, path) for path in glob.glob(name, recursive=True)]
+        paths = sorted(glob.glob(name, recursive=True), reverse=True)
+        found = [*{os.path.realpath(path): (path, path) for path in paths}.values()]
     found = [(path, shown) for path, shown in found if os.path.isfile(path)]
     need(found, f"{name}: expected files, found none; name others with --data")
     return sorted(found, key=lambda x: hashlib.sha256(os.fsencode(x[1])).digest())
@@ -194,18 +197,21 @@ def last_cut(text):
 def chunks_of(stream, cut):
     """Yields (chunk, whether it is held out): the stream in chunks of about CHUNK bytes, which can
     be encoded separately.  A text without blanks is cut anyway, before it fills the memory."""
-    buffer, part = bytearray(), False
+    buffer, part, enough = bytearray(), False, CHUNK
     for piece, held in divided(stream, cut):
         if held != part and buffer:
             yield bytes(buffer), part
             buffer.clear()
         part = held
         buffer += piece
-        if len(buffer) >= CHUNK:
+        if len(buffer) >= enough:
             at = last_cut(buffer)
-            if at or len(buffer) >= 4 * CHUNK:
+            if at or enough >= 4 * CHUNK:
                 yield bytes(buffer[:at or None]), part
                 del buffer[:at or None]
+                enough = CHUNK
+            else:
+                enough *= 2                  # a search takes long, so not one for each piece
     if buffer:
         yield bytes(buffer), part
 
@@ -232,6 +238,7 @@ class Excerpt:
         self.size = LARGE // BLOCKS
 
     def add(self, piece):
+        piece = memoryview(piece)            # a slice of it is no copy
         while piece:
             number, at = divmod(self.n, self.size)
             part, piece = piece[:self.size - at], piece[self.size - at:]
@@ -253,6 +260,15 @@ class Excerpt:
         whole = self.blocks[:max(1, cut // (self.size * self.stride))]
         return b"".join(x[x.find(b"\n") + 1:x.rfind(b"\n") + 1] or x for x in whole)
 
+def marker_of(tokenizer, end):
+    """The id of the byte END, which becomes `end`, the id of the end token"""
+    need(end >= 0, "the model's tokenizer has no end token to separate documents; name a single "
+         "text with --data")
+    ids = tokenizer.encode(END)
+    need(len(ids) == 1, "the model's tokenizer has no token for the byte 0xFF, which separates "
+         "documents here; name a single text with --data")
+    return int(ids[0])
+
 class Corpus:
     """The documents of these names: files, folders and patterns.  field: of the documents in JSON
     and Parquet; newlines: "unix" converts CR LF to LF; holdout: the fraction held out at the end"""
@@ -267,10 +283,18 @@ class Corpus:
                 self.listing.append([shown, info.st_size, info.st_mtime_ns])
         self.measure()
 
+    def stream(self):
+        """Reads the stream again.  Raises a UserError if it is not the one that was measured."""
+        digest = hashlib.sha256()
+        for path, in_folder in self.files:
+            for piece in stream_of(path, in_folder, self.field, self.newlines):
+                digest.update(piece)
+                yield piece
+        need(digest.hexdigest() == self.sha256, f"{', '.join(self.names)}: expected the same text "
+             f"twice, found another one the second time; start again when nothing writes it")
+
     def chunks(self):
-        stream = (piece for path, in_folder in self.files
-                  for piece in stream_of(path, in_folder, self.field, self.newlines))
-        return chunks_of(stream, self.cut)
+        return chunks_of(self.stream(), self.cut)
 
     def measure(self):
         """Reads the stream once: its digest, its length, an excerpt, and whether it is UTF-8."""
@@ -318,9 +342,7 @@ class Corpus:
         without the bytes END.  The tail begins with the last training token, from which its first
         token is predicted.  The tokens of a large corpus are cached and memory-mapped.
         end: the id that ends a document; cuts: the share of `encode_cut`, for training only"""
-        need(end >= 0, "the model's tokenizer has no end token to separate documents; name a "
-             "single text with --data")
-        marker = int(tokenizer.encode(END)[0])
+        marker = marker_of(tokenizer, end)
 
         def encode_chunk(i, chunk, held):
             rng = np.random.default_rng([seed, i])
@@ -334,8 +356,8 @@ class Corpus:
                 ids.append(encode_chunk(i, chunk, held))
                 add_chunk(count, ids[-1], chunk, held)
             return self.use(np.concatenate(ids), count)
-        key = json.dumps([self.listing, self.field, self.newlines, self.holdout, tokenizer.hash(),
-                          end, (cuts, seed) if cuts else 0])     # the seed matters only with cuts
+        key = json.dumps([self.sha256, self.listing, self.field, self.newlines, self.holdout,
+                          tokenizer.hash(), end, (cuts, seed) if cuts else 0])   # else no seed
         key = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
         meta = {"format": "nanoeuler tokens", "text_sha256": self.sha256, "key": key}
         cache = f"{self.place()}.{key[:12]}.tokens"
@@ -346,26 +368,29 @@ class Corpus:
         remedy = "free disk space, or move the text to a disk with more space"
         dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
         part, journal = f"{cache}.part", f"{cache}.part.json"
-        with open(part, "ab", opener=regular) as f:
-            need(lock(f), "another run writes these tokens; wait until it has ended")
-            count = self.append_tokens(f, journal, key, encode_chunk, dtype)
-            tokens = np.memmap(part, dtype, "r", shape=count["tokens"])
-            counts = {name: str(count[name]) for name in COUNTS}
-            write_tensors(cache, meta | counts, {"tokens": tokens}, remedy)
-            for path in part, journal:
-                os.remove(path)
+        try:
+            with open(part, "ab", opener=regular) as f:
+                need(lock(f), "another run writes these tokens; wait until it has ended")
+                count = self.append_tokens(f, journal, key, encode_chunk, dtype)
+                tokens = np.memmap(part, dtype, "r", shape=count["tokens"])
+                counts = {name: str(count[name]) for name in COUNTS}
+                write_tensors(cache, meta | counts, {"tokens": tokens}, remedy)
+                for path in part, journal:
+                    os.remove(path)
+        except OSError as e:                 # errors of the text are UserErrors
+            raise UserError(f"cannot write {part}: {e.strerror or e}; {remedy}") from None
         self.use_cache(cache, meta)
 
     def append_tokens(self, f, journal, key, encode_chunk, dtype):
         """Appends the tokens of all chunks to the file f.  The journal counts what is finished, so
         a second call continues after the last finished chunk.  Returns the counts."""
         count = {"key": key, "chunks": 0, **dict.fromkeys(COUNTS, 0)}
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            kept = json.loads(bpe.read_bytes(journal))
-            size = os.fstat(f.fileno()).st_size
-            if kept["key"] == key and kept.keys() == count.keys() and (
-                    size >= kept["tokens"] * dtype.itemsize):
-                count = kept
+        with contextlib.suppress(UserError), reading(journal, "start again"):
+            kept, size = json.loads(bpe.read_bytes(journal)), os.fstat(f.fileno()).st_size
+            numbers = [kept[name] for name in ("chunks", *COUNTS)]
+            need(kept["key"] == key and all(type(n) is int and n >= 0 for n in numbers) and
+                 size >= kept["tokens"] * dtype.itemsize, "it belongs to another file")
+            count = kept
         f.truncate(count["tokens"] * dtype.itemsize)
         progress = Progress("tokenized", self.n)
         for i, (chunk, held) in enumerate(self.chunks()):
@@ -399,8 +424,8 @@ class Corpus:
         """The beginning of the name of the cache: beside the first name if that folder is
         writable, else in this folder"""
         path = os.path.abspath(self.names[0])
-        while glob.has_magic(path):          # a pattern: into the folder that it searches
-            path = os.path.join(os.path.dirname(os.path.dirname(path)), "corpus")
+        while glob.has_magic(path) and not os.path.exists(path):     # a pattern: beside the folder
+            path = os.path.dirname(path)                             # that it searches
         folder, name = os.path.split(path)
         return path if os.access(folder, os.W_OK) else name
 
