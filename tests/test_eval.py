@@ -228,6 +228,15 @@ def test_accepted_replies(reply, answers, match, accepted):
 
 
 @unit
+def test_a_pattern_that_never_ends(monkeypatch):
+    monkeypatch.setattr(ev, "PATIENCE", 0.1)
+    q = ev.question_in("here", dict(prompt="?", answer="(a+)+$", match="regex"))
+    assert ev.is_accepted("aaa", q)
+    with pytest.raises(ne.UserError, match="here: the regular expression takes more than"):
+        ev.is_accepted("a" * 40 + "b", q)
+
+
+@unit
 def test_wilson_intervals():
     """Of 8 in 10, as statsmodels computes it; and at the ends"""
     assert np.allclose(ev.wilson(8, 10), (0.490162, 0.943318), atol=1e-6)
@@ -368,3 +377,18 @@ def test_a_corpus_is_one_text_per_file_and_its_ends_are_not_scored(tmp_path, mon
     run("eval", "bundled", "--data", "books/a", *body, "--stride", 64, "--json", "b.json")
     total = json.loads((tmp_path / "b.json").read_text("utf-8"))["texts"]["total"]
     assert total["nats"] == pytest.approx(nats, rel=1e-6)
+
+
+@cli
+def test_files_of_one_token_and_models_without_an_end(chat, tmp_path, monkeypatch, capsys):
+    """In a folder, such a file is left out.  Without an end token, documents have no end."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "a.txt").write_text("To be, or not to be", encoding="utf-8")
+    (tmp_path / "books" / "b.txt").write_text("T", encoding="utf-8")
+    assert figures(tmp_path, chat, "--data", "books")["texts"]["domains"].keys() == {"books/a.txt"}
+    (tmp_path / "books" / "a.txt").write_text("T", encoding="utf-8")
+    refused(capsys, "eval", chat, "--data", "books", words=["books", "2 tokens or more"])
+    c = ne.read_checkpoint(str(chat))
+    ne.write_checkpoint("no_end.bin", c.cfg, c.tokenizer, ne.State(eos=""), c.flat)
+    refused(capsys, "eval", "no_end.bin", "--data", "books", words=["no end token"])

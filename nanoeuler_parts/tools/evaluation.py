@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import re
+import signal
 import time
 from dataclasses import asdict, dataclass, fields, replace
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from nanoeuler import (
     read_checkpoint, refuse_overwrite, Sampling, setting, sha256_of, shown_name, Speaker, windows,
     with_progress,
 )
-from nanoeuler_parts.files.corpora import END, files_in, is_corpus, stream_of
+from nanoeuler_parts.files.corpora import END, files_in, is_corpus, marker_of, stream_of
 from nanoeuler_parts.files.texts import read_text
 from nanoeuler_parts.files.writing import need_another, replacing
 from nanoeuler_parts.tuning.examples import read_entries
@@ -79,18 +80,23 @@ def texts_to_measure(names, field):
                 yield os.path.join(name, first) if os.path.isdir(name) else path, text, END
 
 def read_texts(names, field, tokenizer, end):
-    """The Texts of these names.  end: id of the token that ends a document"""
+    """The Texts of these names.  In a folder, files of less than two tokens are left out.
+    end: id of the token that ends a document"""
     texts = []
     for domain, text, mark in texts_to_measure(names, field):
         tokens, n_bytes = tokenizer.encode(text), len(text)
         if mark:
             n_bytes -= text.count(mark)
-            tokens[tokens == tokenizer.encode(mark)[0]] = end
+            tokens[tokens == marker_of(tokenizer, end)] = end
         n = int(np.count_nonzero(tokens[1:] != end))
+        if not n and domain not in names:    # from a folder or a pattern
+            continue
         need(n, f"{domain}: expected 2 tokens or more, as the first one has no prediction, found "
-             f"{len(tokens)}; name a longer text with --data")
+             f"{np.count_nonzero(tokens != end)}; name a longer text with --data")
         n_bytes -= len(tokenizer.vocab[tokens[0]])
         texts.append(Text(domain, tokens, n, n_bytes, hashlib.sha256(text).hexdigest()))
+    need(texts or not names, f"{', '.join(names)}: expected a text of 2 tokens or more, found "
+         f"none; name others with --data")
     return texts
 
 def window_of(cfg, options):
@@ -302,11 +308,33 @@ def choose(model, questions, c, options):
     return results
 
 # ---- replies
+PATIENCE = 10                # seconds of computation for one reply
+
+@contextlib.contextmanager
+def patience(place):
+    """Ends a block after PATIENCE with a UserError.  Some patterns, such as (a+)+$, take
+    exponential time.  Windows has no such timer."""
+    def end(number, frame):
+        raise UserError(f"{place}: the regular expression takes more than {PATIENCE} s for one "
+                        f"reply; simplify it, for example without nested repetitions")
+
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
 def is_accepted(reply, q):
     """Is the reply one of the accepted answers?  `exact` and `contains` ignore the case of letters,
     and `exact` also ignores white space at both ends."""
     if q.match == "regex":
-        return any(re.search(pattern, reply) for pattern in q.answers)
+        with patience(q.place):
+            return any(re.search(pattern, reply) for pattern in q.answers)
     said, answers = reply.casefold(), [text.casefold() for text in q.answers]
     if q.match == "contains":
         return any(text in said for text in answers)
