@@ -839,8 +839,9 @@ def tokens_in_files(rng, names, spoil):
             if path.suffix == ".tokens":     # has a checksum; unfinished tokens have none
                 path.write_bytes(spoilt(rng, raw, rng.choice([None, 300])))
             else:
+                odd = [DEEP, b"[]"] if path.suffix == ".json" else []
                 path.write_bytes(rng.choice([raw, raw[:rng.randrange(len(raw) + 1)], raw + b"\0",
-                                             DEEP, raw.replace(b": ", b": 1e"), b"[]"]))
+                                             raw.replace(b": ", b": 1e"), *odd]))
         try:
             found = tokens_of(names, tokenizer, IN_CHUNKS, cuts)
         except ne.UserError as e:
