@@ -530,7 +530,7 @@ def test_what_a_corpus_refuses(tmp_path, monkeypatch, capsys):
                          (["h.jsonl"], ["line 1"]), (["i.gz"], ["zero byte at position 1"]),
                          (["j.jsonl"], ["found list"]), (["k.txt", "no.txt"], ["no.txt"]),
                          (["l.zst"], ["l.zst"]), (["m.gz"], ["m.gz"]),
-                         (["."], ["would lie in"])):
+                         (["."], ["would lie in"]), (["*.jsonl"], ["would match *.jsonl"])):
         refused(capsys, "train", "--data", *names, *FAST, "--steps", "1", "--out", "x.bin",
                 words=words)
     refused(capsys, "train", "--data", "a.jsonl", "--field", "", *FAST, words=["field"])

@@ -36,7 +36,7 @@ NO_CHARACTER = "\ufffd".encode()             # replaces a byte 0xFF of an invali
 PIECE = 1 << 20              # bytes that are read at once
 CHUNK = 32 << 20             # bytes that are encoded at once
 LONGEST_LINE = 256 << 20     # bytes of a line of JSON
-BLOCKS = 512                 # at most so many blocks of the stream make the excerpt
+BLOCKS = 512                 # the largest number of blocks of an excerpt
 MOST_SILENT = 10             # seconds between lines about the progress
 
 PACKED = ".gz", ".xz", ".bz2", ".zst"
@@ -58,8 +58,8 @@ def files_in(name):
     """[(path, name for the order)] of a file, of a folder with its subfolders, or of a pattern.
     Hidden files are left out, and so are links to folders inside a folder.  A pattern finds each
     file once, although ** follows links, also in circles.  The files of a folder or a pattern are
-    in a fixed pseudo-random order, that of a hash of their names, so that the part held out at the
-    end is a fair sample."""
+    sorted by a hash of their names.  In this pseudo-random order, the part held out at the end is a
+    fair sample."""
     if os.path.isfile(name):
         return [(name, os.path.basename(name))]
     found = []
@@ -187,7 +187,7 @@ def divided(stream, cut):
 
 def last_cut(text):
     """The last position where `text` may be split into parts that are encoded separately: after a
-    document, or where `bpe.next_cut` splits.  0 if there is none."""
+    document, or where `bpe.next_cut` splits.  0 if text has no such position."""
     for start in (max(0, len(text) - (1 << 16)), 0):
         cuts = [found.end() for found in bpe.CUT.finditer(text, start)]
         if at := max(text.rfind(END, start) + 1, *cuts[-1:], 0):

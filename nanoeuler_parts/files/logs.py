@@ -4,6 +4,7 @@ A log has one JSON record per line: the losses of a step, or a validation.  nano
 (section 11.2), and `plot` reads them.
 """
 import contextlib
+import fnmatch
 import glob
 import hashlib
 import itertools
@@ -40,6 +41,9 @@ def log_path(out, data):
     other = f"{name}.bin" if out == name else name       # a checkpoint with the same log
     need(os.path.realpath(out) != os.path.realpath(data),
          f"{out} would replace {data}; choose another --out")
+    pattern = os.path.realpath(data)         # the log would be part of the text
+    need(not fnmatch.fnmatchcase(os.path.realpath(log), pattern) or os.path.exists(data),
+         f"the log of {out} would match {data}, the training text; choose another --out")
     folder, file = os.path.realpath(data), os.path.realpath(out)
     need(not os.path.isdir(data) or os.path.commonpath((folder, file)) != folder,
          f"{out} would lie in {data}, the folder of the training text; choose another --out")
