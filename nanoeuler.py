@@ -151,7 +151,7 @@ if nanoeuler_parts:
         alone, free_log, keep_aside, log_identity, log_path, open_log, restore_log,
     )
     from nanoeuler_parts.files.safetensors import (
-        DTYPES, map_tensors, need_finite, note_large, write_tensors,
+        DTYPES, map_tensors, need_finite, note_large, read_meta, write_tensors,
     )
     from nanoeuler_parts.files.sinks import Sinks
     from nanoeuler_parts.files.writing import WriteError
@@ -3614,9 +3614,14 @@ def newest_model(folder=os.curdir):
     """The name of the newest checkpoint in a folder, by modification time; None if there is none.
     Files are opened from the newest on."""
     for _, name in sorted(models_in(folder), reverse=True)[:MOST_MODELS]:
+        path = os.path.join(folder, name)
         with contextlib.suppress(OSError):
-            if begins_as_checkpoint(os.path.join(folder, name)):
-                return name
+            if begins_as_checkpoint(path):
+                try:
+                    read_meta(path)
+                    return name
+                except UserError:            # an older one is used instead
+                    print(f"note: {printable(name)} is incomplete or damaged", file=sys.stderr)
     return None
 
 def model_to_use(file=None, place=None):
@@ -3752,7 +3757,8 @@ class State(Settings):
     log_sha256: str = ""       # of the first line of the run's log: `log_identity`
     text_sha256: str = ""      # of the training data; "" marks a fresh run, until `Run.__init__`
                                # has loaded the data
-    source_sha256: str = ""    # of the checkpoint that fine-tuning began with
+    source: str = ""           # name of the checkpoint that the run began with, and its digest
+    source_sha256: str = ""
     options: dict = field(default_factory=dict)
     reference: list = field(default_factory=list)      # dpo: -log ref of every response, float; a
                                # tensor of the file.  Older files have it in the JSON header
@@ -4048,9 +4054,9 @@ class TextOptions(RunOptions):
                                 "--minutes instead")
     data: str = setting("data/shakespeare.txt", 0, 0, TEXT_HELP, several=True)
     field: str = setting("text", 0, 0, "name of the field or column that holds a document in "
-                         ".jsonl and .parquet")
-    newlines: str = setting("", 0, 0, "unix: convert Windows line ends (CR LF) to LF; empty: keep "
-                            "the text as it is")
+                         ".jsonl and .parquet; several names with commas: the first one found")
+    newlines: str = setting("", 0, 0, "unix: convert Windows line ends (CR LF) to LF and remove a "
+                            "byte order mark; empty: keep the text as it is")
     minutes: float = setting(3.0, 0.01, 1e6, "minutes of training, over all resumed parts, "
                              "without compilation; used if the number of steps is 0")
     holdout: float = setting(0.1, 0.0001, 0.9, "fraction of the text, at its end, held out for "
@@ -4161,7 +4167,7 @@ class Run(TrainingLoop):
 
         # The data: a batch has B rows of T tokens, and the data may determine T
         self.read_data(start)
-        self.T = self.row_length(start)
+        self.T, self.old_context = self.row_length(start), start.cfg.seq_len
         self.B = self.R * max(1, round(options.batch / self.T / self.R))
         cfg = replace(start.cfg, seq_len=max(start.cfg.seq_len, self.T))
         self.data = self.load(cfg, start.tokenizer)      # compares text_sha256 with the data's
@@ -4189,6 +4195,9 @@ class Run(TrainingLoop):
                       f"{cfg.n_head} query and {cfg.n_kv_head} key/value heads, "
                       f"SwiGLU {cfg.n_hidden}, "
                       f"{counted(cfg.n_mtp, 'output head')}"),
+            *([("starts from", self.state.source)] if self.state.source else []),
+            *([("context", f"{cfg.seq_len:,} tokens instead of {self.old_context:,}")]
+              if self.state.source and cfg.seq_len > self.old_context else []),
             *self.data.table, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
             *self.rows_of_optimizer(),
             ("length", counted(steps, "step") if steps else
@@ -4197,8 +4206,8 @@ class Run(TrainingLoop):
             *([("best model", best_path(self.out))] if o.keep_best else []), *self.sinks.rows])
         if steps and steps < o.warmup:
             print(f"note: the run ends after {counted(steps, 'step')}, within its warm-up of "
-                  f"{o.warmup}, so the learning rate never falls; set a shorter --warmup",
-                  file=sys.stderr)
+                  f"{o.warmup}, so the learning rate never falls; set a shorter one, for example "
+                  f"--warmup {steps // 10}", file=sys.stderr)
 
     def rows_of_optimizer(self):
         """The optimizer's rows of the printed table"""
@@ -4435,6 +4444,8 @@ def resumed(run, out, preset, file, chosen):
     """(Checkpoint, options) of the run `out`, to be resumed
     It must be a run of this class, and agree with the file, the flags and the preset that the user
     names.  Only the settings in FREE may differ."""
+    need(os.path.exists(out), f"{out}: expected a run to resume, found no file; to start one, drop "
+         f"--resume; to resume another one, name it with --out")
     start = read_checkpoint(out)
     need(start.matrices == "f32", f"{out} has {start.matrices} matrices and no optimizer moments, "
          f"so it cannot be resumed; {NEW_RUN}")
@@ -4523,7 +4534,7 @@ def from_weights(run, file):
         template = template or "alpaca"
     return start._replace(moments=(), state=State(
         kind=run.kind or s.kind, bos=s.bos, eos=s.eos, template=template,
-        source_sha256=sha256_of(file)))
+        source=shown_name(file), source_sha256=sha256_of(file)))
 
 def fit_row(file, cfg, shape, settings):
     """For `sft` and `dpo`: --seq-len also sets the length of a row."""
@@ -4766,7 +4777,8 @@ def flag(f, default):
     compares only the settings that are given."""
     name, text = "--" + f.name.replace("_", "-"), f.metadata["help"]
     if f.type is list:
-        return arg(name, action="append", metavar="TEXT", default=argparse.SUPPRESS,
+        return arg(name, action="append", metavar=f.metadata.get("metavar", "TEXT"),
+                   default=argparse.SUPPRESS,
                    help=f"{text} (default: none)")
     if f.type is bool:
         return arg(name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
@@ -5090,6 +5102,9 @@ if not nanoeuler_parts:
         meta = entries.pop("__metadata__")
         return meta, {name: data[slice(*x["data_offsets"])].view(DTYPES[x["dtype"]]).reshape(
             x["shape"]) for name, x in entries.items()}
+
+    def read_meta(path):
+        """Checks nothing: `map_tensors` reads the header."""
 
     def need_finite(name, x):
         need(np.isfinite(x).all(), f"expected finite numbers in {name}, found NaN or infinity")

@@ -20,7 +20,8 @@ import nanoeuler as ne
 from nanoeuler_parts.files import corpora
 from nanoeuler_parts.files.corpora import chunks_of, Corpus, divided, END, Excerpt, unix_newlines
 
-pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.usefixtures("one_thread")
+unit, cli = pytest.mark.unit, pytest.mark.cli
 DOCUMENTS = ["To be, or not to be:\nthat is the question.\n", "'s a document", "1234 5678",
              "caf\u00e9 \u4e2d\u6587", " begins with a blank", "ends with a blank ", "\U0001f600",
              "x" * 300]
@@ -64,6 +65,7 @@ def alone(documents, tokenizer):
 @pytest.mark.parametrize("suffix", [".txt", ".txt.gz", ".xz", ".bz2", ".zst", ".jsonl", ".ndjson",
                                     ".jsonl.gz", ".jsonl.zst", ".parquet"])
 @pytest.mark.parametrize("field", ["text", "body"])
+@unit
 def test_documents_of_every_format(suffix, field, tokenizer, tmp_path, capsys):
     """Each document as if it were encoded alone, then the end token"""
     path = tmp_path / f"a{suffix}"
@@ -80,6 +82,7 @@ def test_documents_of_every_format(suffix, field, tokenizer, tmp_path, capsys):
     assert str(path) in corpus.described() and capsys.readouterr().err == ""
 
 
+@unit
 def test_folders_patterns_and_several_files(tokenizer, tmp_path, monkeypatch, capsys):
     """The same documents, whatever they are named by.  The order in a folder is fixed, but not that
     of the names; the order of names on the command line is kept."""
@@ -110,6 +113,7 @@ def test_folders_patterns_and_several_files(tokenizer, tmp_path, monkeypatch, ca
         str(path) for path in folder.rglob("*.txt"))
 
 
+@unit
 def test_a_packed_text_has_the_digest_of_the_text(tmp_path):
     digests = set()
     for name in ("a.gz", "a.xz", "b.zst"):
@@ -119,10 +123,12 @@ def test_a_packed_text_has_the_digest_of_the_text(tmp_path):
 
 
 @given(data=st.lists(st.sampled_from([b"a", b"\r", b"\n", b"\r\n", b"", b"\r\r\n"]), max_size=12))
+@unit
 def test_newlines_do_not_depend_on_the_pieces(data):
     assert b"".join(unix_newlines(data)) == b"".join(data).replace(b"\r\n", b"\n")
 
 
+@unit
 def test_windows_line_ends_and_a_byte_order_mark(tokenizer, tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfTo be,\r\nor not.\r\n")
@@ -130,6 +136,7 @@ def test_windows_line_ends_and_a_byte_order_mark(tokenizer, tmp_path):
     assert np.array_equal(tokens_of(corpus, tokenizer), alone(["To be,\nor not.\n"], tokenizer))
 
 
+@unit
 def test_a_byte_of_an_invalid_text_is_no_end_of_a_document(tokenizer, tmp_path, capsys):
     """0xFF marks the end of a document, so a text may not contain it."""
     for name in ("a.txt", "b.txt"):
@@ -149,6 +156,7 @@ LEARNED = "\u4e2d\u4e2d \u00e9\u00e9 'sa aa 12 12. \n\n \n\n" * 3
 
 @settings(max_examples=200)
 @given(documents=st.lists(texts, min_size=1, max_size=8), size=st.integers(1, 9), data=st.data())
+@unit
 def test_a_divided_stream(documents, size, data):
     """Whole again, and the held-out part begins with the first character from the cut on."""
     whole = b"".join(x.encode() + END for x in documents)
@@ -166,6 +174,7 @@ def test_a_divided_stream(documents, size, data):
 @settings(max_examples=200)
 @given(documents=st.lists(texts, min_size=1, max_size=8), size=st.integers(1, 9),
        chunk=st.integers(1, 30))
+@unit
 def test_chunks_are_encoded_as_the_whole(documents, size, chunk):
     """No word spans two chunks, unless a chunk has no place to cut."""
     tokenizer = bpe.train(LEARNED, 290, bpe.SPECIALS)
@@ -180,12 +189,14 @@ def test_chunks_are_encoded_as_the_whole(documents, size, chunk):
         assert np.array_equal(ids, tokenizer.encode(whole))
 
 
+@unit
 def test_a_text_without_blanks_does_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr(corpora, "CHUNK", 100)
     chunks = [x for x, _ in chunks_of([b"x" * 30] * 100, 3000)]
     assert b"".join(chunks) == b"x" * 3000 and max(map(len, chunks)) < 500
 
 
+@unit
 def test_a_text_without_blanks_is_searched_seldom(monkeypatch):
     """Each search for a place to cut reads the whole buffer."""
     searched = []
@@ -195,6 +206,7 @@ def test_a_text_without_blanks_is_searched_seldom(monkeypatch):
     assert len(searched) <= 3 * n
 
 
+@unit
 def test_a_large_document_is_sampled_without_copies(monkeypatch):
     """Copies of the rest for each block would take a minute here."""
     sample = Excerpt()
@@ -205,6 +217,7 @@ def test_a_large_document_is_sampled_without_copies(monkeypatch):
 
 
 @given(n=st.integers(0, 5000), piece=st.integers(1, 700), cut=st.integers(1, 5000))
+@unit
 def test_an_excerpt_is_spread_over_the_training_part(n, piece, cut):
     line = b"%4d is a line\n"
     whole = b"".join(line % i for i in range(n))
@@ -231,6 +244,7 @@ def test_an_excerpt_is_spread_over_the_training_part(n, piece, cut):
 # ---- windows of a text
 @settings(max_examples=100)
 @given(n=st.integers(2, 60), T=st.integers(1, 9), data=st.data())
+@unit
 def test_windows_are_copied_when_they_are_read(n, T, data):
     text = np.arange(n, dtype=np.uint16) % 7
     x, (y,) = ne.windows(text, range(0, n - 1, T), T, 1)
@@ -262,6 +276,7 @@ def opened(folder, holdout=0.1):
     return Corpus([str(folder)], "text", "", holdout)
 
 
+@unit
 def test_the_token_file_is_used_again(folder, tokenizer, monkeypatch, capsys):
     want = tokens_of(opened(folder), tokenizer)
     [cache] = folder.parent.glob("books.*.tokens")
@@ -275,6 +290,7 @@ def test_the_token_file_is_used_again(folder, tokenizer, monkeypatch, capsys):
     assert corpus.train_bytes + corpus.tail_bytes + corpus.n_documents == corpus.n
 
 
+@unit
 def test_other_settings_or_a_changed_file_have_other_tokens(folder, tokenizer):
     for cuts, seed in ((0, 1), (0, 2), (0.1, 1), (0.1, 2)):
         tokens_of(opened(folder), tokenizer, cuts, seed)
@@ -287,6 +303,7 @@ def test_other_settings_or_a_changed_file_have_other_tokens(folder, tokenizer):
 
 
 @pytest.mark.parametrize("cuts", [0.0, 0.2])
+@unit
 def test_an_interrupted_corpus_continues(cuts, folder, tokenizer, monkeypatch):
     """After each number of finished chunks: equal tokens, and no chunk is encoded twice."""
     want, encode_cut = tokens_of(opened(folder), tokenizer, cuts), corpora.encode_cut
@@ -315,6 +332,7 @@ def test_an_interrupted_corpus_continues(cuts, folder, tokenizer, monkeypatch):
         assert sorted(folder.parent.iterdir()) == [folder, cache]
 
 
+@unit
 def test_a_damaged_journal_or_part_starts_anew(folder, tokenizer, monkeypatch):
     want = tokens_of(opened(folder), tokenizer)
     [cache] = folder.parent.glob("*.tokens")
@@ -351,6 +369,7 @@ def interrupt(folder, tokenizer, monkeypatch):
 @pytest.mark.parametrize("name, value", [
     ("chunks", "1"), ("chunks", 1.5), ("tokens", -1), ("tokens", 1e300), ("train_tokens", None),
     ("tail_bytes", [])])
+@unit
 def test_a_journal_with_odd_numbers_starts_anew(name, value, folder, tokenizer, monkeypatch):
     want = tokens_of(opened(folder), tokenizer)
     [cache] = folder.parent.glob("*.tokens")
@@ -362,6 +381,7 @@ def test_a_journal_with_odd_numbers_starts_anew(name, value, folder, tokenizer, 
     assert np.array_equal(tokens_of(opened(folder), tokenizer), want)
 
 
+@unit
 def test_a_full_disk(folder, tokenizer, monkeypatch):
     """The message names the file, and the same command continues."""
     want = tokens_of(opened(folder), tokenizer)
@@ -379,6 +399,7 @@ def test_a_full_disk(folder, tokenizer, monkeypatch):
 
 
 @pytest.mark.parametrize("in_a_file", [True, False])
+@unit
 def test_a_text_that_changes_while_it_is_read_is_rejected(in_a_file, folder, tokenizer,
                                                           monkeypatch):
     """Between the two passes"""
@@ -400,6 +421,7 @@ def test_a_text_that_changes_while_it_is_read_is_rejected(in_a_file, folder, tok
     assert not [*folder.parent.glob("*.tokens")]
 
 
+@unit
 def test_unfinished_tokens_of_another_text_are_not_continued(folder, tokenizer, monkeypatch):
     """The names, sizes and times of its files are the same."""
     path = folder / "0.txt"
@@ -411,6 +433,7 @@ def test_unfinished_tokens_of_another_text_are_not_continued(folder, tokenizer, 
     assert text.swapcase() in tokenizer.decode(ids)
 
 
+@unit
 def test_a_pattern_finds_a_file_once_and_its_tokens_lie_beside_its_folder(folder, tokenizer):
     (folder / "circle").symlink_to(".")
     pattern = str(folder / "**" / "*")
@@ -421,6 +444,7 @@ def test_a_pattern_finds_a_file_once_and_its_tokens_lie_beside_its_folder(folder
     assert len(Corpus([pattern], "text", "", 0.1).files) == 4
 
 
+@unit
 def test_a_tokenizer_without_the_byte_that_ends_a_document(tmp_path):
     (tmp_path / "a.txt").write_text("to to", encoding="utf-8")
     few = bpe.Tokenizer({"</s>": 0, "t": 1, "o": 2, "to": 3}, ["t o"], ["</s>"])
@@ -429,6 +453,7 @@ def test_a_tokenizer_without_the_byte_that_ends_a_document(tmp_path):
         corpus.encode(few, 0, 0, 1)
 
 
+@unit
 def test_two_runs_do_not_write_the_same_tokens(folder, tokenizer):
     corpus, append_tokens = opened(folder), Corpus.append_tokens
 
@@ -445,7 +470,7 @@ def test_two_runs_do_not_write_the_same_tokens(folder, tokenizer):
 
 # ---- runs
 @pytest.mark.slow
-@pytest.mark.cli
+@cli
 def test_a_killed_run_continues_its_tokens(folder, tmp_path, capsys):
     """SIGKILL while the tokens of 78 MB are written, then the same command again"""
     text = TEXT.read_bytes()
@@ -469,7 +494,7 @@ def test_a_killed_run_continues_its_tokens(folder, tmp_path, capsys):
     assert np.array_equal(a.flat, b.flat)
 
 
-@pytest.mark.cli
+@cli
 def test_a_run_on_a_folder_resumes(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     args = "--data", "books", *FAST, "--eval-every", "2"
@@ -485,7 +510,7 @@ def test_a_run_on_a_folder_resumes(folder, tmp_path, monkeypatch, capsys):
             words=["has changed", "sha256"])
 
 
-@pytest.mark.cli
+@cli
 def test_data_given_twice_and_patterns(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     short = *FAST, "--steps", 1, "--out", tmp_path / "a.bin", "--force"
@@ -496,7 +521,7 @@ def test_data_given_twice_and_patterns(folder, tmp_path, monkeypatch, capsys):
         assert f"{pattern} (files: 1, documents: 1)" in capsys.readouterr().out
 
 
-@pytest.mark.cli
+@cli
 def test_a_held_out_part_of_ends_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "a.jsonl", ["to be or not to be " * 30])
@@ -504,7 +529,7 @@ def test_a_held_out_part_of_ends_alone(tmp_path, monkeypatch, capsys):
             words=["held-out", "no token to predict"])
 
 
-@pytest.mark.cli
+@cli
 def test_what_a_corpus_refuses(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "none").mkdir()

@@ -313,7 +313,7 @@ def test_every_verb_has_help(capsys):
     for verb, settings in (("train", ne.TrainOptions), ("sft", SftOptions),
                            ("dpo", DpoOptions), ("chat", ne.ChatSampling),
                            ("generate", ne.Sampling), ("eval", EvalOptions)):
-        parts = dict(re.findall(r" (--\S+) [A-Z_0-9]+ (.*?)(?= --\S+ [A-Z_0-9]+ |$)", text(verb)))
+        parts = dict(re.findall(r" (--\S+) [A-Z_0-9=]+ (.*?)(?= --\S+ [A-Z_0-9=]+ |$)", text(verb)))
         for name, f in settings.__dataclass_fields__.items():
             if not f.metadata["help"]:       # no flag of this verb
                 assert "--" + name not in parts

@@ -240,7 +240,7 @@ def test_columns_may_change_their_names(tmp_path):
     (b"prompt,completion\n\"a,b\n", ["line 2", "unexpected end of data"]),
     (b"prompt,completion\n\"a\"x,b\n", ["line 2", "expected after"]),
     (b"prompt,completion\n\xff,b\n", ["not valid UTF-8 at byte 18", "save it as UTF-8"]),
-    (b"prompt;completion\na;b\n", ["line 2", "the fields are prompt;completion", "--field"])])
+    (b"prompt;completion\na;b\n", ["line 1", "separated by commas", "prompt;completion"])])
 def test_bad_tables(text, words, tmp_path):
     (tmp_path / "data.csv").write_bytes(text)
     with pytest.raises(ne.UserError) as e:

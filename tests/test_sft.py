@@ -363,7 +363,7 @@ def test_a_run_takes_over_weights_and_ends_of_text_and_nothing_else(base, tmp_pa
     assert not run.model.m.any() and not run.model.v.any()
     assert run.state == ne.State(kind="chat", bos="<s>", n_steps=run.state.n_steps,
                                  text_sha256=run.state.text_sha256, options=run.state.options,
-                                 micro_batch=run.state.micro_batch,
+                                 micro_batch=run.state.micro_batch, source=str(tmp_path / "a.bin"),
                                  source_sha256=ne.sha256_of(tmp_path / "a.bin"))
 
 
@@ -587,7 +587,7 @@ def test_what_sft_refuses(base, tuned, tmp_path, monkeypatch, capsys):
     refused(capsys, "sft", "--data", "none.json", words=["none.json", "--data"])
     refused(capsys, "sft", "--data", ".", words=["--data"])
     refused(capsys, "sft", *data, "--out", "nanoeuler.bin", words=["exists", "--force"])
-    refused(capsys, "sft", "--resume", words=["nanoeuler_chat.bin", "No such file"])
+    refused(capsys, "sft", "--resume", words=["nanoeuler_chat.bin: expected a run"])
     refused(capsys, "sft", "--resume", "--out", "nanoeuler.bin", words=["not made by sft", "--out"])
     for flag, value in (("epochs", 0), ("epochs", "nan"), ("seq-len", 0), ("lr", -1)):
         refused(capsys, "sft", *data, f"--{flag}", value, words=[flag.replace("-", "_"), value])

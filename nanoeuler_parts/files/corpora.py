@@ -88,7 +88,7 @@ def unpacked(path):
 @contextlib.contextmanager
 def reading_corpus(path):
     """`reading`, with the errors of damaged compressed files"""
-    with reading(path, "repair it, or name other files with --data"):
+    with reading(path, "correct this file, or name others with --data"):
         try:
             yield
         except (EOFError, lzma.LZMAError, zlib.error) as e:
@@ -99,12 +99,17 @@ def document_in(record, field):
     if isinstance(record, str):
         return record
     need(isinstance(record, dict), f"expected an object or a text, found {type(record).__name__}")
-    fields = ", ".join(map(str, record)) or "none"
-    need(field in record, f"expected the field {field}, found {fields:.80}; name the field of the "
-         f"text with --field")
-    text = record[field]
-    need(text is None or isinstance(text, str), f"{field} is {text!r:.40}, expected a text")
+    name = name_among(field, record)
+    text = record[name]
+    need(text is None or isinstance(text, str), f"{name} is {text!r:.40}, expected a text")
     return text or ""
+
+def name_among(field, names):
+    """The first of the names in `field`, separated by commas, that is among these names"""
+    found = [name for name in field.split(",") if name in names]
+    need(found, f"expected the field {' or '.join(field.split(','))}, found "
+         f"{', '.join(map(str, names)) or 'none':.80}; choose one of these with --field")
+    return found[0]
 
 def documents_of_lines(path, field):
     with unpacked(path) as f:
@@ -122,9 +127,7 @@ def documents_of_lines(path, field):
 def documents_of_parquet(path, field):
     import pyarrow.parquet
     with pyarrow.parquet.ParquetFile(path) as f:
-        fields = f.schema_arrow.names
-        need(field in fields, f"expected the column {field}, found {', '.join(fields):.80}; name "
-             f"the column of the text with --field")
+        field = name_among(field, f.schema_arrow.names)
         for batch in f.iter_batches(batch_size=1000, columns=[field]):
             for text in batch.column(0).to_pylist():
                 yield document_in({field: text}, field).encode()
@@ -301,7 +304,8 @@ class Corpus:
         digest, self.sample, self.n_documents = hashlib.sha256(), Excerpt(), 0
         left_out, invalid = [], ""
         on_disk = sum(size for _, size, _ in self.listing)
-        print(f"reading {', '.join(self.names)}: {on_disk / 1e6:,.1f} MB", flush=True)
+        size = f"{on_disk / 1e6:,.1f} MB" if on_disk >= 1e5 else f"{on_disk:,} bytes"
+        print(f"reading {', '.join(self.names)}: {size}", flush=True)
         progress = Progress("read", None)
         for path, in_folder in self.files:
             decoder, start = codecs.getincrementaldecoder("utf-8")(), self.sample.n
@@ -318,7 +322,8 @@ class Corpus:
                         invalid = path
             if self.sample.n == start:
                 left_out.append(path)
-        self.sha256, self.n = digest.hexdigest(), self.sample.n
+        self.sha256, self.n, self.n_files = digest.hexdigest(), self.sample.n, (
+            len(self.files) - len(left_out))
         need(self.n, f"{', '.join(self.names)}: expected text, found none; name other files with "
              f"--data")
         self.cut = int(self.n * (1 - self.holdout))      # the held-out part begins here
@@ -330,7 +335,7 @@ class Corpus:
                   f"bytes as they are", file=sys.stderr)
 
     def described(self):
-        return (f"{', '.join(self.names)} (files: {len(self.files):,}, documents: "
+        return (f"{', '.join(self.names)} (files: {self.n_files:,}, documents: "
                 f"{self.n_documents:,}), {self.n - self.n_documents:,} bytes")
 
     def excerpt(self):

@@ -145,6 +145,9 @@ class PlainText:
     def __init__(self, path, holdout):
         if os.path.getsize(path) > LARGE // 2:
             print(f"reading {path}", flush=True)         # this takes a while
+        if path.endswith((".json", ".csv", ".tsv")):
+            print(f"note: {path} is read as plain text; to train on examples, use sft",
+                  file=sys.stderr)
         self.path, text = path, read_text(path)
         self.sha256 = hashlib.sha256(text).hexdigest()
         self.parts = split_text(memoryview(text), holdout)

@@ -45,7 +45,13 @@ class EvalOptions(Sampling):
     truncate: bool = setting(False, 0, 0, "drop the first tokens of prompts that exceed the "
                              "context")
     field: str = setting("text", 0, 0, "name of the field or column that holds a document in "
-                         ".jsonl and .parquet")
+                         ".jsonl and .parquet; several names with commas: the first one found")
+    newlines: str = setting("", 0, 0, "unix: convert Windows line ends (CR LF) to LF and remove a "
+                            "byte order mark; empty: keep the text as it is")
+
+    def check(self):
+        need(self.newlines in ("", "unix"), f"--newlines is {self.newlines}, expected unix")
+        return super().check()
 
 # ==== Texts ====
 # A window of T tokens predicts the T tokens after each of them.  Window i begins at token i * S, S
@@ -66,24 +72,24 @@ class Score(NamedTuple):
     n_bytes: int               # the bytes that they spell
     nats: float                # their summed cross-entropy
 
-def texts_to_measure(names, field):
+def texts_to_measure(names, field, newlines):
     """Yields (domain, text, byte that ends a document) of each file.  A file is a domain of its
     own, but a folder in a folder is one domain.  A plain text has no such byte."""
     for name in names:
-        if not is_corpus([name]):
+        if not is_corpus([name]) and not newlines:
             yield name, read_text(name), b""
             continue
-        for path, shown in files_in(name):
-            text = b"".join(stream_of(path, os.path.isdir(name), field, newlines=""))
+        for path, shown in sorted(files_in(name)):
+            text = b"".join(stream_of(path, os.path.isdir(name), field, newlines))
             if text:
                 first = pathlib.Path(shown).parts[0]
                 yield os.path.join(name, first) if os.path.isdir(name) else path, text, END
 
-def read_texts(names, field, tokenizer, end):
+def read_texts(names, options, tokenizer, end):
     """The Texts of these names.  In a folder, files of less than two tokens are left out.
     end: id of the token that ends a document"""
     texts = []
-    for domain, text, mark in texts_to_measure(names, field):
+    for domain, text, mark in texts_to_measure(names, options.field, options.newlines):
         tokens, n_bytes = tokenizer.encode(text), len(text)
         if mark:
             n_bytes -= text.count(mark)
@@ -439,7 +445,7 @@ def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, dat
     c = read_checkpoint(file, moments=False)
     T, S = window_of(c.cfg, options)
     end = c.tokenizer.specials.get(c.state.eos, -1)      # a text never contains it
-    texts, model = read_texts(data, options.field, c.tokenizer, end), None
+    texts, model = read_texts(data, options, c.tokenizer, end), None
     print(f"{shown_name(file)}: {counted(n_params(c.cfg), 'parameter')}", flush=True)
     if texts or any(q.choices for q in asked):
         engine.ready(options)
@@ -465,8 +471,8 @@ EVAL_ARGUMENTS = (
     arg("--data", nargs="+", action="extend", type=file_name, metavar="TEXT",
         default=argparse.SUPPRESS, help="texts to measure: files, folders or patterns, as in "
         "train; may be given several times"),
-    arg("--questions", type=file_name, help="JSON lines file of questions, with answers or "
-        "choices"),
+    arg("--questions", type=file_name, help="file of questions, with answers or choices: JSON "
+        "lines, JSON, CSV or Parquet"),
     arg("--json", dest="report", type=file_name, help="JSON file to write, with all figures"),
     FORCE)
 

@@ -118,7 +118,7 @@ def list_models(folders, recursive=False, as_json=False):
     if entries:
         print_entries(entries)
     if any(entry["default"] for entry in entries):
-        print("\n* chat, generate, lens, serve and info use this model if none is named")
+        print("\n* chat, generate, lens, eval, serve and info use this model if none is named")
     if any("problem" in entry for entry in entries):
         print("\n`info FILE` reports what is wrong with an incomplete or unreadable file")
     if not own:

@@ -111,6 +111,8 @@ def rows_of_csv(text, delimiter):
             place, start = f"line {start}", reader.line_num + 1  # a cell may hold line ends
             if header is None and row:
                 header = row
+                need(len(row) > 1 or not {";", "\t"} & {*row[0]}, f"{place}: expected cells "
+                     f"separated by commas (tabs in .tsv), found {row[0]!r:.60}")
                 twice = [name for name in header if name and header.count(name) > 1]
                 need(not twice, f"expected different names of columns, found {twice[:2]}")
             elif row:                        # not a blank line

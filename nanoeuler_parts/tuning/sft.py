@@ -38,11 +38,12 @@ class TuningOptions(RunOptions):
                              "validate on the training examples")
     row_len: int = setting(0, 0, 1 << 17, "longest training example, in tokens; 0: --seq-len if "
                            "given, else as the examples need, up to 2048")
-    truncate: bool = setting(False, 0, 0, "cut conversations that are longer than a row: drop the "
-                             "oldest exchanges, instead of the whole conversation")
+    truncate: bool = setting(False, 0, 0, "shorten conversations that are longer than a row, or "
+                             "than the model's context: their oldest exchanges are dropped; "
+                             "otherwise they are left out")
     field: list = field(default_factory=list, metadata={
         "help": "NAME=COLUMN: the column of the file that holds a field, as in "
-                "instruction=question; may be given several times"})
+                "instruction=question; may be given several times", "metavar": "NAME=COLUMN"})
 
     answers = ["output"]                     # the keys of the R responses
 
@@ -130,7 +131,7 @@ class SftRun(Run):
                 print(f"note: training does not support the model's own chat template; it uses "
                       f"{name} instead", file=sys.stderr)
             s.eos = CHATML_TOKENS[1] if s.template else s.eos
-        need(s.eos in tokenizer.specials, f"{self.out} has no token {s.eos!r} to end a response")
+        need(s.eos in tokenizer.specials, f"the model has no token {s.eos!r} to end a response")
         if len(examples) > MANY_EXAMPLES:
             print(f"encoding {len(examples):,} examples", flush=True)
         self.encoded = [(e, self.rows_of(e, tokenizer))
@@ -153,17 +154,21 @@ class SftRun(Run):
 
     def row_length(self, start):
         """Tokens per row: --row-len if it is set, else the smallest multiple of 32 that fits every
-        example of up to MOST_A_ROW tokens.  With --truncate, longer examples are cut first."""
+        example of up to MOST_A_ROW tokens.  With --truncate, conversations that are longer than
+        the model's context are cut first."""
         o, s = self.options, self.state
         T = o.row_len
         if s.step and not T:                 # older runs used rows of seq_len
             T = start.cfg.seq_len
-        self.n_cut = self.cut_longer(T or MOST_A_ROW, start.tokenizer) if o.truncate else 0
+        most = MOST_A_ROW
+        if o.truncate:
+            most = T or min(most, start.cfg.seq_len)
+            self.n_cut = self.cut_longer(most, start.tokenizer)
         if T:
             return T
         lengths = [tokens_of(rows) for _, rows in self.encoded]
-        longest = max((n for n in lengths if n <= MOST_A_ROW), default=MOST_A_ROW)
-        T = -(-max(1, longest) // 32) * 32
+        longest = max((n for n in lengths if n <= most), default=most)
+        T = min(-(-max(1, longest) // 32) * 32, most)
         s.options["row_len"] = self.options.row_len = T
         return T
 
@@ -197,9 +202,11 @@ class SftRun(Run):
                                encode) for answer in answers]
         *systems, last = [role for role, _ in asked] or [""]
         single = last == "user" and {*systems} <= {"system"} and all(len(x) == 1 for x in answers)
-        need(single, f"{self.path} has conversations, but {self.out} uses Alpaca's template, which "
-             f"holds one question and one answer; start from another model with the tokens "
-             f"{' and '.join(CHATML_TOKENS)}, or train with sft --template chatml")
+        remedy = "train with sft --template chatml"
+        if not has_chatml(tokenizer):
+            remedy = f"start from a model with the tokens {' and '.join(CHATML_TOKENS)}"
+        need(single, f"{self.path} has conversations, but the model uses Alpaca's template, which "
+             f"holds one question and one answer; {remedy}")
         if systems:
             example = {"instruction": alpaca_instruction(asked), "input": ""}
         prompt = encode(prompt_of(example))
