@@ -104,7 +104,7 @@ def test_as_little_as_possible_is_forgotten(there):
         kept = [said[:first] + said[i:] for i in starts]
         sizes = [len(reader.ids_of_messages(k)) for k in kept]
         want = next(i for i, n in zip(starts, sizes) if n <= room or i == starts[-1])
-        ids, forgotten = reader.conversation(messages, True, threading.Event())
+        ids, forgotten = reader.conversation(said, True, threading.Event())
         assert forgotten == want - first
         assert ids == reader.ids_of_messages(said[:first] + said[want:])
         seen.add(forgotten)
@@ -471,7 +471,8 @@ sys.path[:0] = [{root!r}]
 import nanoeuler as ne, asyncio
 never = threading.Event()
 {planted}
-sys.exit(ne.main(["serve", {file!r}, "--port", "0", "--threads", "1", "--drain", "0"]))
+sys.exit(ne.main(["serve", {file!r}, "--port", "0", "--threads", "1", "--drain", "0",
+                  "--no-access-log"]))
 """
 
 

@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import hmac
 import pathlib
+import sys
 import time
+from functools import partial
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -14,6 +16,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 import nanoeuler as ne
+from nanoeuler_parts.serve import ollama, responses
 from nanoeuler_parts.serve.connections import WRITE_SECONDS
 from nanoeuler_parts.serve.engine import Busy
 from nanoeuler_parts.serve.names import Names
@@ -34,33 +37,41 @@ HEADERS = {"content-security-policy": POLICY, "x-content-type-options": "nosniff
            "referrer-policy": "no-referrer", "cross-origin-resource-policy": "same-origin",
            "x-frame-options": "DENY"}
 BODY_SECONDS = 30            # time limit for receiving a body
+# Parts of addresses that clients of OpenAI and Ollama may try, and what they want
+ABSENT = {"embeddings": "embeddings", "embed": "embeddings", "audio": "audio", "images": "images",
+          "moderations": "moderation", "files": "file storage", "responses": "stored responses",
+          "assistants": "assistants", "threads": "assistants", "fine_tuning": "fine-tuning",
+          "batches": "batch jobs", "pull": "other models", "push": "other models",
+          "create": "other models", "copy": "other models", "delete": "other models"}
 
 
 def as_json(body, status=200, headers=None):
     return Response(encoded(body), status, headers, media_type="application/json")
 
 
-def refused(problem):
-    return as_json(problem.body(), problem.status, problem.headers)
+def refused(problem, path):
+    """The response to a request that was rejected, in the format of Ollama or of OpenAI"""
+    body = {"error": str(problem)} if path in ollama.PATHS else problem.body()
+    return as_json(body, problem.status, problem.headers)
 
 
 class Guard:
     """Checks each request before the application: its Host header, its origin and its API key.
-    `Guard` also adds security headers to the response, and counts the request.
+    `Guard` also adds security headers to the response, counts the request and logs it.
 
     app: an ASGI application     options: verb.Serving     stats: metrics.Stats
-    paths: the paths that are counted by name"""
+    paths: the paths that are counted by name     open_paths: those that need no API key"""
 
-    def __init__(self, app, options, stats, paths):
+    def __init__(self, app, options, stats, paths, open_paths):
         self.app, self.options, self.stats, self.paths = app, options, stats, paths
-        self.open = {p for p in paths if not p.startswith(("/v1", "/api", "/metrics"))}
+        self.open = open_paths
         self.names = Names(options)
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        path, status = scope["path"], []
+        path, status, began = scope["path"], [], time.perf_counter()
         headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
         allowed = self.names.allowed_origin(headers.get("origin", ""))
 
@@ -79,17 +90,21 @@ class Guard:
         try:
             problem = self.problem(scope, path, headers, allowed)
             if problem is not None:
-                await refused(problem)(scope, receive, send_guarded)
+                await refused(problem, path)(scope, receive, send_guarded)
             elif allowed and scope["method"] == "OPTIONS":
+                wanted = headers.get("access-control-request-headers")       # OpenAI's has its own
                 await Response(status_code=204, headers={
                     "access-control-allow-methods": "GET, POST",
-                    "access-control-allow-headers": "authorization, content-type",
+                    "access-control-allow-headers": wanted or "authorization, content-type",
                     "access-control-max-age": "600"})(scope, receive, send_guarded)
             else:
                 await self.app(scope, receive, send_guarded)
         finally:
-            label = path if path in self.paths else "other"
-            self.stats.request(label, status[0] if status else 499)
+            code = status[0] if status else 499
+            self.stats.request(path if path in self.paths else "other", code)
+            if self.options.access_log:
+                print(log_line(scope, code, time.perf_counter() - began), file=sys.stderr,
+                      flush=True)
 
     def problem(self, scope, path, headers, allowed):
         """A Refusal if the request must be rejected, otherwise None"""
@@ -120,6 +135,17 @@ class Guard:
         return None
 
 
+def log_line(scope, status, seconds):
+    """One request for the log: its method and path, the status, tokens and time of the response"""
+    asked = scope["state"].get("asked")
+    tokens = ""
+    if asked:
+        prompt, _, written = asked.counts()
+        tokens = f" {prompt} + {written} tokens"
+    return (f"{scope['method']} {ne.printable(scope['path'])[:200]} {status}{tokens} "
+            f"{1000 * seconds:.0f} ms")
+
+
 def urlsplit_netloc(origin):
     with contextlib.suppress(ValueError):
         return urlsplit(origin).netloc
@@ -130,13 +156,13 @@ class Talk(Response):
     """The response to one request: its answers as a stream, or whole when all are complete.  If the
     client leaves, its slots are free again within one step."""
 
-    def __init__(self, server, asked, news):
-        self.server, self.asked, self.news = server, asked, news
+    def __init__(self, server, asked, news, writer):
+        self.server, self.asked, self.news, self.writer = server, asked, news, writer
         self.voices = [Voice(answer) for answer in asked.answers]
-        self.writer = Writer(asked, server.name)
         self.background = None
 
     async def __call__(self, scope, receive, send):
+        scope["state"]["asked"] = self.asked             # for the log
         speak = self.stream if self.asked.stream else self.at_once
         tasks = [asyncio.ensure_future(disconnected(receive)), asyncio.ensure_future(speak(send))]
         try:
@@ -179,54 +205,34 @@ class Talk(Response):
 
     async def at_once(self, send):
         texts = {v.answer.index: "" for v in self.voices}
-        try:
-            async for voice, text, _ in self.each():
-                texts[voice.answer.index] += text
-        except Refusal as e:
-            await send_whole(send, e.status, encoded(e.body()))
-            return
-
-        def body():
-            choices = [self.writer.choice(v, texts[v.answer.index], range(v.drawn), True, False)
-                       for v in self.voices]
-            return encoded(self.writer.whole(choices))
-
+        async for voice, text, _ in self.each():
+            texts[voice.answer.index] += text
         # Log-probabilities of long prompts make a large body.  A thread encodes it, so that other
         # streams continue meanwhile.
-        await send_whole(send, 200, await asyncio.to_thread(body))
+        raw = await asyncio.to_thread(lambda: encoded(self.writer.whole(self.voices, texts)))
+        await send({"type": "http.response.start", "status": 200, "headers": [
+            (b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]})
+        await send({"type": "http.response.body", "body": raw})
 
     async def stream(self, send):
-        begun = set()
         await send({"type": "http.response.start", "status": 200, "headers": [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"content-type", self.writer.media.encode()),
             (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]})
 
-        async def event(body):
-            data = body if isinstance(body, bytes) else encoded(body)
-            await send({"type": "http.response.body", "more_body": True,
-                        "body": b"data: " + data + b"\n\n"})
+        async def piece(body):
+            if body:
+                await send({"type": "http.response.body", "more_body": True, "body": body})
 
         try:
+            await piece(self.writer.begin())
             async for voice, text, places in self.each():
-                first = voice.answer.index not in begun
-                begun.add(voice.answer.index)
-                if first or text or places or voice.finish:
-                    await event(self.writer.chunk(
-                        [self.writer.choice(voice, text, places, first, True)]))
+                await piece(self.writer.step(voice, text, places))
                 if not self.news.empty():    # let `disconnected` run, though news is queued
                     await asyncio.sleep(0)
-            if self.asked.usage or self.asked.tokens:
-                await event(self.writer.chunk([], self.writer.usage()))
-            await event(b"[DONE]")
+            await piece(self.writer.end())
         except Refusal as e:
-            await event(e.body())
+            await piece(self.writer.fault(e))
         await send({"type": "http.response.body", "body": b""})
-
-
-async def send_whole(send, status, raw):
-    await send({"type": "http.response.start", "status": status, "headers": [
-        (b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]})
-    await send({"type": "http.response.body", "body": raw})
 
 
 class Server:
@@ -254,20 +260,30 @@ class Server:
         return not any(worker.busy for worker in self.workers())
 
     def application(self):
-        post = [("/v1/completions", self.completions), ("/v1/chat/completions", self.chat),
-                ("/api/explain", self.explain)]
-        get = [("/v1/models", self.models), ("/v1/models/{name:path}", self.model),
-               ("/health", self.health), ("/metrics", self.metrics), ("/api/model", self.about),
-               ("/api/runs", self.list_runs), ("/api/run", self.run), ("/learn", self.moved),
-               ("/tour", self.tour), *((path, self.page) for path in self.files),
-               *((f"/tour/{name}", self.tour) for name in self.tour_pages.pages)]
+        post, get = [("/api/explain", self.explain)], [("/v1", self.models)]
+        for base in "/v1", "":               # some clients add /v1 themselves, and some do not
+            post += [(f"{base}/completions", self.talk(self.reader.completion)),
+                     (f"{base}/chat/completions", self.talk(self.reader.chat)),
+                     (f"{base}/responses", self.talk(partial(responses.understand, self.reader),
+                                                  responses.Writer))]
+            get += [(f"{base}/models", self.models), (f"{base}/models/{{name:path}}", self.model)]
+        post += [("/api/chat", self.talk(partial(ollama.chat, self.reader), ollama.Chat)),
+                 ("/api/generate", self.talk(partial(ollama.generate, self.reader),
+                                             ollama.Generated)), ("/api/show", self.show)]
+        get += [(f"/api/{name}", self.ollama) for name in ollama.DESCRIPTIONS]
+        get += [("/metrics", self.metrics), ("/api/model", self.about),
+                ("/api/runs", self.list_runs), ("/api/run", self.run)]
+        pages = [("/health", self.health), ("/learn", self.moved), ("/tour", self.tour),
+                 *((path, self.page) for path in self.files),
+                 *((f"/tour/{name}", self.tour) for name in self.tour_pages.pages)]
+        get += pages
         routes = [Route(path, call, methods=["POST"]) for path, call in post]
         routes += [Route(path, call, methods=["GET"]) for path, call in get]
         app = Starlette(routes=routes, lifespan=self.lifespan, exception_handlers={
             HTTPException: self.http_error, Refusal: self.refusal, Busy: self.busy,
             Gone: self.gone, ne.UserError: self.user_error, Exception: self.fault})
         paths = {path for path, _ in (*post, *get) if "{" not in path}
-        return Guard(app, self.options, self.stats, paths)
+        return Guard(app, self.options, self.stats, paths, {path for path, _ in pages})
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app):
@@ -287,27 +303,31 @@ class Server:
         for worker in self.workers():
             worker.close()
 
-    # ---- errors, all in OpenAI's shape
+    # ---- errors
     async def http_error(self, request, e):
-        said = {404: f"{request.url.path} does not exist on this server",
-                405: f"{request.url.path} does not accept the method {request.method}"
+        path = request.url.path
+        said = {404: f"{path} does not exist on this server",
+                405: f"{path} does not accept the method {request.method}"
                 }.get(e.status_code, str(e.detail))
-        return as_json(Refusal(e.status_code, said).body(), e.status_code, e.headers)
+        if e.status_code == 404 and (found := [*filter(ABSENT.get, path.split("/"))]):
+            said += f", which has no {ABSENT[found[0]]}"
+        return refused(Refusal(e.status_code, said, headers=e.headers), path)
 
     async def refusal(self, request, e):
-        return refused(e)
+        return refused(e, request.url.path)
 
     async def user_error(self, request, e):
-        return refused(Refusal(400, str(e)))
+        return refused(Refusal(400, str(e)), request.url.path)
 
     async def busy(self, request, e):
-        return refused(Refusal(503, str(e), code="overloaded", headers={"retry-after": "1"}))
+        return refused(Refusal(503, str(e), code="overloaded", headers={"retry-after": "1"}),
+                       request.url.path)
 
     async def gone(self, request, e):
         return Response(status_code=499)     # nobody receives this
 
     async def fault(self, request, e):
-        return refused(Refusal(500, "internal error; see the server's log"))
+        return refused(Refusal(500, "internal error; see the server's log"), request.url.path)
 
     # ---- OpenAI's routes
     async def body(self, request):
@@ -334,24 +354,22 @@ class Server:
             raise Refusal(400, "the connection was closed before the body was complete") from None
         return bytes(raw)
 
-    async def talk(self, request, understand):
-        raw = await self.body(request)
-        try:
-            asked = await self.tokenizer.call(request, understand, raw)
-        except Gone:
-            self.stats.count("left")
-            raise
-        news = asyncio.Queue()
-        for answer in asked.answers:
-            answer.owner = news
-        self.engine.submit(asked.answers)
-        return Talk(self, asked, news)
-
-    async def completions(self, request):
-        return await self.talk(request, self.reader.completion)
-
-    async def chat(self, request):
-        return await self.talk(request, self.reader.chat)
+    def talk(self, understand, writer=Writer):
+        """A route that generates text.
+        understand: function(raw body, gone) that returns a protocol.Asked     writer: a class"""
+        async def respond(request):
+            raw = await self.body(request)
+            try:
+                asked = await self.tokenizer.call(request, understand, raw)
+            except Gone:
+                self.stats.count("left")
+                raise
+            news = asyncio.Queue()
+            for answer in asked.answers:
+                answer.owner = news
+            self.engine.submit(asked.answers)
+            return Talk(self, asked, news, writer(asked, self.name))
+        return respond
 
     def described(self):
         return {"id": self.name, "object": "model", "created": self.began, "owned_by": "nanoeuler"}
@@ -376,6 +394,14 @@ class Server:
             "requests_running": ("Answers that are being generated.", len(e.active)),
             "slots": ("Answers that can be generated at once.", len(e.used))}),
             media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # ---- Ollama's routes, besides those that generate text
+    async def ollama(self, request):
+        describe = ollama.DESCRIPTIONS[request.url.path.rsplit("/")[-1]]
+        return as_json(describe(self.card, self.began))
+
+    async def show(self, request):
+        return as_json(ollama.shown(parse(await self.body(request)), self.card, self.began))
 
     # ---- the routes of the pages
     async def page(self, request):

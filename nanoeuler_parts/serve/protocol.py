@@ -1,8 +1,9 @@
 """OpenAI's protocol: `Reader` checks requests, `Voice` and `Writer` make the responses for app.py.
+responses.py and ollama.py translate their requests into those of /v1/chat/completions.
 
-Unknown parameters are rejected, and the error names them.  OpenAI's parameters that this server
-does not support are rejected too, unless their value asks for the behavior that it has anyway.
-There are four extensions, all of which the chat page uses:
+Unknown parameters are rejected, and the error names them.  Parameters that this server does not
+support are rejected too, unless their value asks for the behavior that it has anyway.  Parameters
+that cannot change a reply are ignored.  There are four extensions, all of which the chat page uses:
     top_k, min_p     restrict sampling
     return_tokens    returns the ids of the tokens and the draft tokens with the text
     forget           drops the oldest exchanges of a conversation that exceeds the context
@@ -12,7 +13,7 @@ import json
 import math
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import nanoeuler as ne
 from nanoeuler_parts.serve.engine import Answer
@@ -130,9 +131,14 @@ def stops(name, value):
 def stream_options(name, value):
     refuse_unless(isinstance(value, dict), f"{name} is {shown(value)}, expected an object", name)
     for key in value:
-        refuse_unless(key == "include_usage", f"{name}: the key {shown(key)} is not "
-                      f"supported; expected include_usage", name)
+        refuse_unless(key in ("include_usage", "include_obfuscation"), f"{name}: the key "
+                      f"{shown(key)} is not supported; expected include_usage", name)
     return flag(f"{name}.include_usage", value.get("include_usage", False))
+
+
+def top_k(name, value):
+    """Some clients send -1 for all tokens."""
+    return max(0, number(-1, 1 << 40, whole=True)(name, value))
 
 
 def only(*neutral):
@@ -152,12 +158,22 @@ def shown(value):
 WHOLE = 1 << 60
 SAMPLED = {
     "temperature": number(0, 100), "top_p": number(0, 1), "min_p": number(0, 1),
-    "top_k": number(0, 1 << 40, whole=True), "presence_penalty": number(-100, 100),
-    "frequency_penalty": number(-100, 100)}
+    "top_k": top_k, "presence_penalty": number(-100, 100), "frequency_penalty": number(-100, 100)}
+# Parameters that cannot change a reply of this server: their values are not read.
+IGNORED = dict.fromkeys((
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "cache_prompt"))
+# Parameters of llama.cpp and vLLM that some clients always send
+NEUTRAL = {
+    "ignore_eos": only(False), "min_tokens": only(0), "stop_token_ids": only([]),
+    "include_stop_str_in_output": only(False), "use_beam_search": only(False),
+    "skip_special_tokens": only(True), "spaces_between_special_tokens": only(True),
+    "typical_p": only(1, 1.0), "tfs_z": only(1, 1.0), "mirostat": only(0)}
 COMMON = {
-    **SAMPLED, "model": text, "max_tokens": number(0, WHOLE, whole=True), "stop": stops,
-    "n": number(1, MOST_CHOICES, whole=True), "seed": number(0, WHOLE, whole=True), "stream": flag,
-    "stream_options": stream_options, "user": text, "return_tokens": flag, "logit_bias": only({})}
+    **SAMPLED, **IGNORED, **NEUTRAL, "model": text, "max_tokens": number(0, WHOLE, whole=True),
+    "stop": stops, "n": number(1, MOST_CHOICES, whole=True), "stream": flag,
+    "seed": number(0, WHOLE, whole=True), "stream_options": stream_options,
+    "return_tokens": flag, "logit_bias": only({})}
 OF_COMPLETION = {
     **COMMON, "prompt": None, "echo": flag, "logprobs": number(0, MOST_LOGPROBS, whole=True),
     "best_of": only(1), "suffix": only("")}
@@ -166,10 +182,9 @@ OF_CHAT = {
     "logprobs": flag, "top_logprobs": number(0, MOST_LOGPROBS, whole=True), "forget": flag,
     "tools": only([]), "functions": only([]), "tool_choice": only("none", "auto"),
     "function_call": only("none", "auto"), "parallel_tool_calls": only(True, False),
-    "response_format": only({"type": "text"}), "modalities": only(["text"]), "store": only(False),
-    "service_tier": only("auto", "default"), "metadata": only({}), "audio": only(),
-    "prediction": only(), "reasoning_effort": only(), "verbosity": only(),
-    "web_search_options": only()}
+    "response_format": only({"type": "text"}), "modalities": only(["text"]), "audio": only(),
+    "prediction": only(), "reasoning_effort": only("none"), "verbosity": only(),
+    "web_search_options": only(), "add_generation_prompt": flag, "continue_final_message": flag}
 
 
 def checked(body, known):
@@ -195,6 +210,15 @@ class Asked:
     logprobs: int | None = None              # alternatives per token; None: no log-probabilities
     tokens: bool = False                     # return ids and draft tokens?
     forgotten: int = 0                       # number of messages left out
+    said: dict = field(default_factory=dict)             # parameters that the response repeats
+
+    def counts(self):
+        """The numbers of prompt tokens, of those found in the KV cache, and of generated tokens.
+        The n answers to a prompt share its list of ids, so each prompt is counted once.  The
+        `cached` of its first answer is what the KV cache held before this request."""
+        prompts = {id(a.ids): a for a in reversed(self.answers)}.values()
+        return (sum(len(a.ids) for a in prompts), sum(a.cached for a in prompts),
+                sum(len(a.reply.tokens) for a in self.answers if a.reply))
 
 
 class Reader:
@@ -211,7 +235,10 @@ class Reader:
 
     def completion(self, raw, gone):
         """Parses the body of a request to /v1/completions, and returns an Asked."""
-        said = checked(parse(raw), OF_COMPLETION)
+        return self.continued(checked(parse(raw), OF_COMPLETION), gone)
+
+    def continued(self, said, gone):
+        """Returns the Asked of one or more prompts.  said: parameters in OF_COMPLETION"""
         refuse_unless("prompt" in said, "the parameter prompt is missing; add it", "prompt")
         prompts = self.prompts(said["prompt"], gone)
         echo, logprobs = said.get("echo", False), said.get("logprobs")
@@ -221,11 +248,20 @@ class Reader:
 
     def chat(self, raw, gone):
         """Parses the body of a request to /v1/chat/completions, and returns an Asked."""
-        said = checked(parse(raw), OF_CHAT)
+        return self.conversed(checked(parse(raw), OF_CHAT), gone)
+
+    def conversed(self, said, gone):
+        """Returns the Asked of a conversation.  said: parameters in OF_CHAT"""
         refuse_unless(self.speaker.answers, "this is not a chat model; use /v1/completions, or "
                       "start the server with --template", "messages")
         refuse_unless("messages" in said, "the parameter messages is missing; add it", "messages")
-        ids, forgotten = self.conversation(said["messages"], said.get("forget", False), gone)
+        messages = [self.message(i, m) for i, m in enumerate(self.list_of(said["messages"]))]
+        continues = messages[-1][0] == "assistant"
+        for name, wanted in ("continue_final_message", True), ("add_generation_prompt", False):
+            refuse_unless(said.get(name) in (None, continues == wanted), f"{name}: expected "
+                          f"{shown(continues == wanted)}, because the last message is "
+                          f"{'' if continues else 'not '}the assistant's", name)
+        ids, forgotten = self.conversation(messages, said.get("forget", False), gone)
         most = said.get("max_completion_tokens", said.get("max_tokens"))
         both = {"max_tokens", "max_completion_tokens"} <= {*said}
         refuse_unless(not both or said["max_tokens"] == most,
@@ -233,13 +269,17 @@ class Reader:
                       "max_tokens")
         refuse_unless(most != 0, "max_tokens is 0, expected 1 or more", "max_tokens")
         if most is None:
-            most = min(self.most, max(1, self.length - len(ids)))
+            most = self.room_after(ids)
         top = said.get("top_logprobs")
         wanted = said.get("logprobs", False)
         refuse_unless(top is None or wanted, "top_logprobs needs logprobs: true", "top_logprobs")
         logprobs = (top or 0) if wanted else None
         answers = self.answers([ids], said, most, logprobs, False)
         return Asked(True, answers, logprobs=logprobs, forgotten=forgotten, **self.how(said))
+
+    def room_after(self, ids):
+        """The largest number of tokens in an answer to these ids, unless the request names one"""
+        return min(self.most, max(1, self.length - len(ids)))
 
     def how(self, said):
         usage = said.get("stream_options", False)
@@ -254,8 +294,8 @@ class Reader:
         refuse_unless(len(prompts) * n <= MOST_CHOICES, f"expected at most {MOST_CHOICES} answers "
                       f"per request, got {len(prompts)} x {n}; send fewer prompts or a smaller n",
                       "n")
-        refuse_unless(most <= self.most, f"max_tokens is {most}, expected at most {self.most}, the "
-                      f"server's --tokens", "max_tokens")
+        refuse_unless(most <= self.most, f"expected at most {self.most} tokens in an answer, the "
+                      f"server's --tokens, got {most}; ask for fewer", "max_tokens")
         if logprobs is not None:
             scores = n * sum(most + scored * len(ids) for ids in prompts) * (1 + logprobs)
             refuse_unless(scores <= MOST_SCORES, f"expected at most {MOST_SCORES:,} log-"
@@ -313,18 +353,19 @@ class Reader:
             raise self.too_long(f"{len(ids):,} tokens", name)
         return ids
 
-    def conversation(self, messages, forget, gone):
-        """Returns (ids, number of messages left out).  With `forget`, the oldest exchanges are left
-        out, as few as possible, so that a quarter of the context remains for the answer."""
-        said = [self.message(i, m) for i, m in enumerate(self.list_of(messages))]
-        refuse_unless(said[-1][0] == "user", "expected the role user in the last message, got "
-                      f"{said[-1][0]}; to continue an answer, send its tokens to /v1/completions",
-                      "messages")
+    def conversation(self, said, forget, gone):
+        """Returns (ids, number of messages left out) of the messages `said`.  With `forget`, the
+        oldest exchanges are left out, as few as possible, so that a quarter of the context remains
+        for the answer."""
+        asked = without_beginning(said)
+        refuse_unless(asked and asked[-1][0] == "user", "expected the role user in the last "
+                      "message, or in the one before an answer that is to be continued, got "
+                      f"{asked[-1][0] if asked else 'no message'}", "messages")
         system = [m for m in said[:1] if m[0] == "system"]
         if forget:
             return self.newest_exchanges(system, said[len(system):], gone)
         if ne.is_alpaca(self.speaker.template):          # it uses only the last question
-            self.need_room(len(said[-1][1]), "messages")
+            self.need_room(sum(len(content) for _, content in said[len(asked) - 1:]), "messages")
         else:
             self.need_room(sum(len(content) for _, content in said), "messages")
         return self.fitting(self.ids_of_messages(said), "messages"), 0
@@ -378,20 +419,31 @@ class Reader:
         refuse_unless(isinstance(m, dict), f"{place}: expected an object with role and content",
                       "messages")
         for key, value in m.items():
-            refuse_unless(key in ("role", "content") or value in (None, [], ""),
+            refuse_unless(key in ("role", "content", "name") or value in (None, [], ""),
                           f"{place}: the key {shown(key)} is not supported; remove it", "messages",
                           "unsupported_parameter")
+        role = "system" if m.get("role") == "developer" else m.get("role")
         try:
-            return ne.checked_message(m.get("role"), m.get("content"), place)
+            return ne.checked_message(role, m.get("content"), place)
         except ne.UserError as e:
             raise Refusal(400, str(e), "messages") from None
 
     def ids_of_messages(self, messages):
-        s = self.speaker
+        """The ids up to where the answer begins, and those of its beginning if the last message is
+        the assistant's.  The model has sampled ids for the answer alone, so it is encoded alone."""
+        s, asked = self.speaker, without_beginning(messages)
         try:
-            return [int(i) for i in ne.chat_ids(s.template, messages, s.state, s.tokenizer)]
+            ids = [int(i) for i in ne.chat_ids(s.template, asked, s.state, s.tokenizer)]
         except ne.UserError as e:
             raise Refusal(400, str(e), "messages") from None
+        for _, beginning in messages[len(asked):]:
+            ids += s.tokenizer.encode(beginning).tolist()
+        return ids
+
+
+def without_beginning(messages):
+    """The messages without the beginning of the next answer, a last message of the assistant"""
+    return messages[:-1] if messages[-1][0] == "assistant" else messages
 
 
 # ---- responses
@@ -427,8 +479,15 @@ def token_text(vocab, token):
     return vocab[token].decode("utf-8", "backslashreplace")
 
 
+def event(body):
+    """An event of a stream (server-sent events)"""
+    return b"data: " + encoded(body) + b"\n\n"
+
+
 class Writer:
-    """Makes the bodies of the response to one request.  model: its name"""
+    """Makes the body of the response to one request.  `begin`, `step`, `end` and `fault` return the
+    pieces of a stream, `whole` returns the object of any other response.  model: its name"""
+    media = "text/event-stream; charset=utf-8"
 
     def __init__(self, asked, model):
         self.asked, self.model, self.created = asked, model, int(time.time())
@@ -436,19 +495,34 @@ class Writer:
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.vocab = asked.answers[0].vocab
         self.offsets = {}                    # {answer's index: characters so far}
+        self.begun = set()                   # indices of answers
 
+    # ---- the stream
+    def begin(self):
+        return b""
+
+    def step(self, voice, text, places):
+        """places: the indices of the sampled tokens of this text"""
+        first = voice.answer.index not in self.begun
+        self.begun.add(voice.answer.index)
+        if not (first or text or places or voice.finish):
+            return b""
+        return event(self.chunk([self.choice(voice, text, places, first, True)]))
+
+    def end(self):
+        usage = self.asked.usage or self.asked.tokens
+        return (event(self.chunk([], self.usage())) if usage else b"") + b"data: [DONE]\n\n"
+
+    def fault(self, refusal):
+        return event(refusal.body())
+
+    # ---- objects
     def head(self, stream):
         kind = ("chat.completion" + ".chunk" * stream) if self.asked.chat else "text_completion"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def usage(self):
-        answers = self.asked.answers
-        # The n answers to a prompt share its list of ids, so each prompt is counted once.  The
-        # `cached` of its first answer is what the KV cache held before this request.
-        prompts = {id(a.ids): a for a in reversed(answers)}
-        prompt = sum(len(a.ids) for a in prompts.values())
-        written = sum(len(a.reply.tokens) for a in answers if a.reply)
-        cached = sum(a.cached for a in prompts.values())
+        prompt, cached, written = self.asked.counts()
         return {"prompt_tokens": prompt, "completion_tokens": written,
                 "total_tokens": prompt + written,
                 "prompt_tokens_details": {"cached_tokens": cached}}
@@ -541,7 +615,10 @@ class Writer:
             body["usage"] = usage
         return body
 
-    def whole(self, choices):
+    def whole(self, voices, texts):
+        """texts: {answer's index: its text}"""
+        choices = [self.choice(v, texts[v.answer.index], range(v.drawn), True, False)
+                   for v in voices]
         body = {**self.head(False), "choices": choices, "usage": self.usage()}
         if self.asked.forgotten:
             body["forgotten"] = self.asked.forgotten

@@ -39,7 +39,7 @@ def context_of(cfg, options):
     return max(1, min(cfg.seq_len, CACHE_BYTES // bytes_a_token(cfg, options)))
 
 
-def card_of(name, speaker, options, length):
+def card_of(name, file, speaker, options, length):
     """The description of the model for the page"""
     cfg, state = speaker.cfg, speaker.state
     template = speaker.template
@@ -51,6 +51,7 @@ def card_of(name, speaker, options, length):
             "template": spoken if speaker.answers else "",
             "remembers": speaker.answers and not ne.is_alpaca(template),
             "weights": speaker.decoder.kept_as, "context": length, "slots": options.slots,
+            "bytes": os.path.getsize(file),
             "cache_mib": length * bytes_a_token(cfg, options) / 2**20,
             "temperature": (ne.ChatSampling if speaker.answers else ne.Sampling).temperature,
             "most_tokens": options.tokens, "heads": speaker.decoder.heads,
@@ -69,7 +70,7 @@ def build(file, decoder, options):
     reader = Reader(name, speaker, length, options.tokens, options.seconds, options.speculate)
     logs = [file.removesuffix(".bin") + ".jsonl", *options.log]
     return Server(options, engine, reader, Explainer(speaker, file),
-                  Runs(pathlib.Path.cwd(), logs), card_of(name, speaker, options, length))
+                  Runs(pathlib.Path.cwd(), logs), card_of(name, file, speaker, options, length))
 
 
 def name_of(file):

@@ -23,6 +23,8 @@ class Serving(Settings):
     log: list = field(default_factory=list, metadata={
         "help": "training log to show at /training besides those in this folder; may be given "
                 "several times"})
+    access_log: bool = setting(True, 0, 0, "write a line to standard error for each request: "
+                               "method, path, status, tokens of prompt and reply, and time")
     slots: int = setting(8, 1, 1 << 12, "number of replies generated at once; each has a slot in "
                          "the KV cache")
     context: int = setting(0, 0, 1 << 17, "context of a slot, in tokens; 0: the model's, or less "

@@ -1,0 +1,153 @@
+"""OpenAI's Responses API, /v1/responses: text in, text out.  Nothing is stored, so a conversation
+is sent whole each time.  `understand` translates a request into one of /v1/chat/completions."""
+import time
+import uuid
+
+import nanoeuler as ne
+from nanoeuler_parts.serve.protocol import (
+    checked, encoded, flag, IGNORED, number, only, parse, Refusal, refuse_unless, SAMPLED, shown,
+    stops, text, WHOLE,
+)
+
+
+def not_stored(name, value):
+    refuse_unless(value is False, f"{name}: this server stores no responses; send store: false, "
+                  f"and the whole conversation as input", name, "unsupported_parameter")
+
+
+def truncation(name, value):
+    refuse_unless(value in ("auto", "disabled"), f"{name} is {shown(value)}, expected 'auto' or "
+                  f"'disabled'", name)
+    return value
+
+
+PARAMETERS = {
+    **SAMPLED, **IGNORED, "model": text, "input": None, "instructions": text, "stream": flag,
+    "max_output_tokens": number(1, WHOLE, whole=True), "truncation": truncation,
+    "seed": number(0, WHOLE, whole=True), "stop": stops, "stream_options": None,
+    "store": not_stored, "previous_response_id": not_stored, "conversation": not_stored,
+    "background": only(False), "text": only({}, {"format": {"type": "text"}}), "tools": only([]),
+    "tool_choice": only("none", "auto"), "parallel_tool_calls": flag, "include": only([]),
+    "reasoning": only({}), "prompt": only(), "top_logprobs": only(0)}
+
+
+def message(place, item):
+    """One item of the input as a message of /v1/chat/completions"""
+    refuse_unless(isinstance(item, dict), f"{place}: expected an object, found {shown(item)}",
+                  "input")
+    kind = item.get("type", "message")
+    refuse_unless(kind == "message", f"{place}: expected the type message, found {shown(kind)}",
+                  "input")
+    content = item.get("content")
+    if isinstance(content, list):
+        content = [{**part, "type": "text"} if isinstance(part, dict) and part.get("type") in
+                   ("input_text", "output_text") else part for part in content]
+    role = item.get("role")
+    try:
+        ne.checked_message("system" if role == "developer" else role, content, place)
+    except ne.UserError as e:
+        raise Refusal(400, str(e), "input") from None
+    return {"role": role, "content": content}
+
+
+def understand(reader, raw, gone):
+    """Parses the body of a request to /v1/responses, and returns an Asked.
+    reader: protocol.Reader"""
+    said = checked(parse(raw), PARAMETERS)
+    refuse_unless("input" in said, "the parameter input is missing; add it", "input")
+    given = said["input"]
+    given = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    refuse_unless(isinstance(given, list), f"input is {shown(given)}, expected a string or a list "
+                  f"of messages", "input")
+    messages = [message(f"input[{i}]", item) for i, item in enumerate(given)]
+    if "instructions" in said:
+        messages.insert(0, {"role": "system", "content": said["instructions"]})
+    same = {name: said[name] for name in (*SAMPLED, "seed", "stop", "stream") if name in said}
+    if "max_output_tokens" in said:
+        same["max_tokens"] = said["max_output_tokens"]
+    asked = reader.conversed({**same, "messages": messages,
+                              "forget": said.get("truncation") == "auto"}, gone)
+    asked.said = said
+    return asked
+
+
+class Writer:
+    """The response to a request, whole or as a stream of events.  See protocol.Writer"""
+    media = "text/event-stream; charset=utf-8"
+
+    def __init__(self, asked, model):
+        self.asked, self.model, self.created = asked, model, int(time.time())
+        self.id, self.item_id = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
+        self.n_events, self.text, self.finish = 0, "", ""
+
+    # ---- the stream
+    def event(self, kind, **body):
+        body = {"type": kind, "sequence_number": self.n_events, **body}
+        self.n_events += 1
+        return b"event: " + kind.encode() + b"\ndata: " + encoded(body) + b"\n\n"
+
+    def of_item(self, kind, **body):
+        return self.event(kind, output_index=0, **body)
+
+    def of_part(self, kind, **body):
+        return self.of_item(kind, item_id=self.item_id, content_index=0, **body)
+
+    def begin(self):
+        response = self.response("in_progress")
+        return (self.event("response.created", response=response) +
+                self.event("response.in_progress", response=response) +
+                self.of_item("response.output_item.added", item=self.item("in_progress")) +
+                self.of_part("response.content_part.added", part=self.part()))
+
+    def step(self, voice, text, places):
+        self.text, self.finish = self.text + text, voice.finish
+        return self.of_part("response.output_text.delta", delta=text, logprobs=[]) if text else b""
+
+    def end(self):
+        status = self.status()
+        return (self.of_part("response.output_text.done", text=self.text, logprobs=[]) +
+                self.of_part("response.content_part.done", part=self.part()) +
+                self.of_item("response.output_item.done", item=self.item(status)) +
+                self.event(f"response.{status}", response=self.response(status)))
+
+    def fault(self, refusal):
+        error = {"code": "server_error", "message": str(refusal)}
+        return self.event("response.failed", response={**self.response("failed"), "error": error})
+
+    # ---- objects
+    def whole(self, voices, texts):
+        self.text, self.finish = texts[0], voices[0].finish
+        return self.response(self.status())
+
+    def status(self):
+        return "incomplete" if self.finish == "length" else "completed"
+
+    def part(self):
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+
+    def item(self, status):
+        content = [] if status == "in_progress" else [self.part()]
+        return {"id": self.item_id, "type": "message", "role": "assistant", "status": status,
+                "content": content}
+
+    def response(self, status):
+        said, sampling = self.asked.said, self.asked.answers[0].sampling
+        ended = status in ("completed", "incomplete")
+        return {
+            "id": self.id, "object": "response", "created_at": self.created, "status": status,
+            "model": self.model, "output": [self.item(status)] if ended else [],
+            "usage": self.usage() if ended else None, "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete"
+            else None, "instructions": said.get("instructions"),
+            "max_output_tokens": said.get("max_output_tokens"), "background": False,
+            "temperature": sampling.temperature, "top_p": sampling.top_p, "store": False,
+            "truncation": said.get("truncation", "disabled"), "previous_response_id": None,
+            "metadata": said.get("metadata", {}), "user": said.get("user"), "tools": [],
+            "tool_choice": "auto", "parallel_tool_calls": said.get("parallel_tool_calls", True),
+            "reasoning": {"effort": None, "summary": None}, "text": {"format": {"type": "text"}}}
+
+    def usage(self):
+        prompt, cached, written = self.asked.counts()
+        return {"input_tokens": prompt, "output_tokens": written, "total_tokens": prompt + written,
+                "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": 0}}
