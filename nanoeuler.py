@@ -2289,6 +2289,11 @@ class Sampling(Settings):
                                       "logits of tokens that the reply contains; 0: none")
     frequency_penalty: float = setting(0.0, -100, 100, "frequency penalty: subtracted from a "
                                        "logit once per occurrence in the reply; 0: none")
+    repeat_penalty: float = setting(1.0, 0.01, 100, "repeat penalty: divides the positive logits "
+                                    "of recent tokens, prompt included, and multiplies their "
+                                    "negative logits; 1: none")
+    repeat_last_n: int = setting(64, -1, 1 << 40, "number of recent tokens that the repeat penalty "
+                                 "affects; 0: none, -1: all")
     tokens: int = setting(200, 0, 1 << 40, "largest number of tokens in a reply")
     stop: list = field(default_factory=list, metadata={
         "help": "text that ends a reply and is left out of it; may be given several times"})
@@ -2308,6 +2313,11 @@ class Sampling(Settings):
         need(all(isinstance(text, str) and text for text in self.stop),
              f"stop is {self.stop}, expected a list of non-empty texts")
         return self
+
+    @property
+    def penalizes(self):
+        """Do penalties change the logits?"""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repeat_penalty != 1)
 
 @dataclass
 class ChatSampling(Sampling):
@@ -2870,15 +2880,18 @@ class Uniforms:
 class Reply:
     """A text that is being generated: its unread tokens, the sampled tokens, and why it ended."""
 
-    def __init__(self, ids, sampling, rng, end=None, vocab=None):
+    def __init__(self, ids, sampling, rng, end=None, vocab=None, held=()):
         """ids: the tokens of the prompt that the slot has not read yet.  rng: used by this reply
         alone, or Uniforms whose last Reply has ended.  end: the token that ends the reply.
-        vocab: the bytes of each token, required for stop texts."""
+        vocab: the bytes of each token, required for stop texts.  held: the tokens of the prompt
+        that the slot has read, required for the repeat penalty."""
         need(len(ids), NO_TOKEN)
         self.sampling, self.end, self.vocab = sampling, end, vocab
         self.rng = rng if isinstance(rng, Uniforms) else Uniforms(rng)
         self.pending = [int(i) for i in ids]             # tokens to read next
         self.tokens, self.logprobs, self.counts = [], [], {}
+        n = sampling.repeat_last_n
+        self.recent = deque([*held, *self.pending], n if n >= 0 else None)
         self.finish = "" if sampling.tokens else "length"
         self.text = b""                      # the tokens as bytes, if there is a vocabulary
         self.stops = [text.encode() for text in sampling.stop]
@@ -2891,23 +2904,28 @@ class Reply:
         """Samples a token from the logits (V,), appends it and returns it.  The token that ends the
         reply is returned but not appended."""
         o = self.sampling
-        z = logits
-        if self.counts and (o.presence_penalty or o.frequency_penalty):
-            z = logits.copy()
-            for token, n in self.counts.items():
-                z[token] -= o.presence_penalty + n * o.frequency_penalty
-        token = sample(z, self.rng, o)
+        token = sample(self.penalized(logits) if o.penalizes else logits, self.rng, o)
         if o.logprobs and token != self.end:
             logp = log_softmax(logits)
             top = np.argsort(-logp, kind="stable")[:o.logprobs]
             self.logprobs.append((float(logp[token]), [(int(i), float(logp[i])) for i in top]))
         return self.append_token(token)
 
+    def penalized(self, logits):
+        """The logits after the penalties.  The repeat penalty p turns the logit z of each recent
+        token into z / p if z > 0, otherwise z * p (Keskar et al. 2019, 4.1, as llama.cpp does)."""
+        o, z, recent = self.sampling, logits.copy(), [*{*self.recent}]
+        z[recent] = np.where(z[recent] > 0, z[recent] / o.repeat_penalty,
+                             z[recent] * o.repeat_penalty)
+        for token, n in self.counts.items():
+            z[token] -= o.presence_penalty + n * o.frequency_penalty
+        return z
+
     def draws(self, n):
         """A Draw for each of the next n tokens, for a Reader that samples.  The list is empty if
         the host must sample, because penalties change the logits or logprobs reports them."""
         o = self.sampling
-        if o.logprobs or o.presence_penalty or o.frequency_penalty:
+        if o.logprobs or o.penalizes:
             return []
         return [Draw(o.temperature, o.top_k, o.top_p, o.min_p, uniform)
                 for uniform in (self.rng.ahead(n) if o.temperature else [0.0] * n)]
@@ -2923,6 +2941,7 @@ class Reply:
             self.finish = "stop"
             return token
         self.tokens.append(token)
+        self.recent.append(token)
         self.counts[token] = self.counts.get(token, 0) + 1
         if len(self.tokens) == self.sampling.tokens:
             self.finish = "length"
@@ -3392,8 +3411,8 @@ class Speaker:
         self.said = [*said, ("assistant", "")]           # last: an error above changes nothing
         return rewind_to(self.decoder, ids)
 
-    def new_reply(self, ids, options, rng):
-        return Reply(ids, options, rng, self.end, self.tokenizer.vocab)
+    def new_reply(self, ids, options, rng, held=()):
+        return Reply(ids, options, rng, self.end, self.tokenizer.vocab, held)
 
     def pieces(self, reply, pace, reader=None):
         """Yields the text of a reply as it is sampled, in whole characters.  reader: the decoder of
@@ -3407,8 +3426,8 @@ class Speaker:
     def answer_pieces(self, ids):
         """Yields the text of the reply to these ids, which are from `ids_to_read`.  A chat model's
         reply is also stored in the conversation."""
-        self.last, self.pace, answer = self.new_reply(ids, self.options, self.rng), Pace(), ""
-        held = [*self.decoder.tokens]
+        held, answer = [*self.decoder.tokens], ""
+        self.last, self.pace = self.new_reply(ids, self.options, self.rng, held), Pace()
         try:
             for piece in self.pieces(self.last, self.pace):
                 answer += piece

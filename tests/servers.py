@@ -35,7 +35,7 @@ def chat_model(path, tokenizer, cfg=CFG, **state):
 def serving(file, decoder=ne.Decoder, **options):
     """(its address, the Server)"""
     from nanoeuler_parts.serve import server as serve
-    options = Serving(**{"port": 0, "slots": 4, **options}).check()
+    options = Serving(**{"port": 0, "slots": 4, "access_log": False, **options}).check()
     with serve.listening(options) as s:
         server = serve.build(str(file), decoder, options)
         http = serve.Uvicorn(server)

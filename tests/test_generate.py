@@ -9,6 +9,7 @@ import pytest
 from helpers import TINY, nanoeuler, never, ok, random_flat, refused, run, sampled
 from models import write
 from oracles import naive
+from servers import chat_model
 
 import nanoeuler as ne
 
@@ -57,7 +58,8 @@ class Drawing(ne.Decoder):
 
 
 @pytest.mark.parametrize("o", [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9}, {
-    "temperature": 0.7, "logprobs": 2}, {"frequency_penalty": 1.0}], ids=str)
+    "temperature": 0.7, "logprobs": 2}, {"frequency_penalty": 1.0}, {"repeat_penalty": 1.3}],
+    ids=str)
 @pytest.mark.parametrize("speculate", [0, 3])
 def test_a_reader_that_draws_writes_the_same_texts(o, speculate):
     """A draft that is refused leaves random numbers that were seen and not used: they are the next
@@ -67,7 +69,8 @@ def test_a_reader_that_draws_writes_the_same_texts(o, speculate):
     drawing = Drawing(CFG, repetitive(), slots=16)
     got, pace = written(drawing, prompts, sampling, end=7)
     assert got == want and any(pace.offered) == bool(speculate)
-    assert hasattr(drawing, "drawn") != ("logprobs" in o or "frequency_penalty" in o)
+    on_host = {"logprobs", "frequency_penalty", "repeat_penalty"}        # the host samples
+    assert hasattr(drawing, "drawn") != bool(on_host & {*o})
 
 
 def test_replies_of_one_stream_of_numbers_go_on_where_the_last_ended():
@@ -288,6 +291,26 @@ def test_penalties():
     assert said(frequency_penalty=1.0) == [0, 1, 2, 0, 1, 2, 0]
     assert said(presence_penalty=-1.0) == [0] * 7
     assert said(presence_penalty=0.25, frequency_penalty=0.35) == [0, 1, 0, 2, 0, 1, 0]
+
+
+def test_the_repeat_penalty_affects_recent_tokens():
+    """Of the prompt and of the reply, once each; [0] is the prompt."""
+    said = lambda logits, **o: reply_to(logits, 5, temperature=0.0, **o).tokens
+    assert said([3.0, 2.5, 2.2, -9.0], repeat_penalty=1.3) == [1, 0, 0, 0, 0]
+    assert said([3.0, 2.5, 2.2, -9.0], repeat_penalty=1.3, repeat_last_n=1) == [1, 0, 1, 0, 1]
+    assert said([3.0, 2.5, 2.2, -9.0], repeat_penalty=1.3, repeat_last_n=0) == [0] * 5
+    assert said([3.0, 2.5, 2.2, -9.0], repeat_penalty=5.0, repeat_last_n=-1) == [1, 2, 0, 0, 0]
+    assert said([-1.0, -1.2, -9.0], repeat_penalty=1.3) == [1, 0, 0, 0, 0]
+    held = ne.Reply([0], ne.Sampling(temperature=0.0, repeat_penalty=1.3), None, held=[1, 2])
+    assert held.draw(np.array([3.0, 2.5, 2.2, 2.4], np.float32)) == 3
+
+
+def test_the_repeat_penalty_of_a_chat_knows_the_conversation(tmp_path, tokenizer):
+    model = ne.load(chat_model(tmp_path / "chat.bin", tokenizer), tokens=5, repeat_penalty=1.1)
+    for question in "one", "two":
+        model.say(question)
+        reply = model.last
+        assert [*reply.recent] == [*model.decoder.tokens, *reply.pending][-64:]
 
 
 def test_log_probabilities_are_the_model_s():

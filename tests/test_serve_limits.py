@@ -97,8 +97,7 @@ def test_as_little_as_possible_is_forgotten(there):
         said = [("system", "Be brief.")] * rng.randrange(2) + [
             (rng.choice(("user", "assistant")), "word " * int(rng.paretovariate(0.7)))
             for _ in range(rng.randrange(40))] + [("user", "so?")]
-        messages = [{"role": role, "content": content[:400]} for role, content in said]
-        said = [(m["role"], m["content"]) for m in messages]
+        said = [(role, content[:400]) for role, content in said]
         first = said[0][0] == "system"
         starts = [i for i in range(first, len(said)) if i == first or said[i][0] == "user"]
         kept = [said[:first] + said[i:] for i in starts]

@@ -331,9 +331,11 @@ class Server:
 
     # ---- OpenAI's routes
     async def body(self, request):
-        """The bytes of the request's body.  Raises a Refusal if they are too many or too late."""
+        """The bytes of the request's body.  Raises a Refusal if they are too many or too late.
+        Pages of other sites cannot send JSON without asking first, in addition to the checks of
+        `Guard`.  Ollama's clients and examples send JSON with another type or with none."""
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-        if kind != "application/json":
+        if kind != "application/json" and request.url.path not in ollama.PATHS:
             raise Refusal(415, f"expected the header Content-Type: application/json, found "
                           f"{kind[:100] or 'none'}; add it to the request")
         most, raw = self.options.body, bytearray()

@@ -264,7 +264,7 @@ class Engine:
                 self.reader.copy(source, slot, held)
             answer.cached = held
             answer.reply = ne.Reply(answer.ids[held:], answer.sampling, answer.rng, answer.end,
-                                    answer.vocab)
+                                    answer.vocab, answer.ids[:held])
             answer.reply.slot = slot
             answer.scored = answer.scored and len(answer.ids) > 1
             if answer.reply.finish and not answer.scored:            # max_tokens is 0

@@ -60,10 +60,17 @@ def encoded(body):
     """A body as JSON in UTF-8.  Every body can be encoded: NaN and infinities become null, and a
     lone surrogate becomes its escape.  File names that are not UTF-8 contain lone surrogates."""
     try:
-        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        return on_one_line(json.dumps(body, ensure_ascii=False, allow_nan=False)).encode()
     except ValueError:                       # UnicodeEncodeError is one
         text = json.dumps(finite(body), ensure_ascii=False, allow_nan=False)
-        return text.encode(errors="backslashreplace")
+        return on_one_line(text).encode(errors="backslashreplace")
+
+
+def on_one_line(text):
+    """JSON with escapes for Unicode's line ends, at which some clients split streams (httpx)"""
+    for end in "\x85\u2028\u2029":
+        text = text.replace(end, f"\\u{ord(end):04x}")
+    return text
 
 
 def finite(x):
@@ -158,7 +165,9 @@ def shown(value):
 WHOLE = 1 << 60
 SAMPLED = {
     "temperature": number(0, 100), "top_p": number(0, 1), "min_p": number(0, 1),
-    "top_k": top_k, "presence_penalty": number(-100, 100), "frequency_penalty": number(-100, 100)}
+    "top_k": top_k, "presence_penalty": number(-100, 100), "frequency_penalty": number(-100, 100),
+    "repeat_penalty": number(0.01, 100), "repeat_last_n": number(-1, WHOLE, whole=True),
+    "repetition_penalty": number(0.01, 100)}
 # Parameters that cannot change a reply of this server: their values are not read.
 IGNORED = dict.fromkeys((
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -195,6 +204,18 @@ def checked(body, known):
                       f"it", name[:100], "unknown_parameter")
         if value is not None:
             found[name] = known[name](name, value) if known[name] else value
+    return found
+
+
+def sampled(said):
+    """The parameters in SAMPLED as fields of nanoeuler.Sampling.  repetition_penalty is the name of
+    vLLM and Hugging Face for repeat_penalty, and affects all tokens."""
+    found = {"temperature": 1.0} | {name: said[name] for name in SAMPLED if name in said}
+    penalty = found.pop("repetition_penalty", None)
+    if penalty is not None:
+        refuse_unless("repeat_penalty" not in said, "expected repeat_penalty or "
+                      "repetition_penalty, found both", "repetition_penalty")
+        found = {"repeat_last_n": -1, **found, "repeat_penalty": penalty}
     return found
 
 
@@ -303,8 +324,7 @@ class Reader:
                           f"answers, or a smaller logprobs", "logprobs")
         options = ne.Sampling(
             tokens=most, stop=said.get("stop", []), speculate=self.speculate,
-            logprobs=0 if logprobs is None else max(1, logprobs),
-            **{"temperature": 1.0} | {k: v for k, v in said.items() if k in SAMPLED}).check()
+            logprobs=0 if logprobs is None else max(1, logprobs), **sampled(said)).check()
         seed = said.get("seed", uuid.uuid4().int % WHOLE)
         now = time.perf_counter()
         return [Answer(ids, options, ne.rng_of(seed, i, j), self.speaker.end, self.vocab, scored,
