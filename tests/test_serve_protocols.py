@@ -91,6 +91,7 @@ def test_only_an_answer_to_a_user_is_continued(at, roles):
 def test_repeat_penalties_are_those_of_generate(at, model):
     """Also where the beginning of the prompt is in the KV cache, as in the second request"""
     ids = model.tokenizer.encode("To be, or not to be").tolist()
+    ids += alone(model, ids, tokens=30, temperature=0.0).tokens      # the model would repeat these
     asked = {"prompt": ids, "max_tokens": 30, "temperature": 0}
     plain = alone(model, ids, tokens=30, temperature=0.0).answer
     for more, n in (({"repeat_penalty": 1.7}, 64), ({"repeat_penalty": 1.7, "repeat_last_n": 5}, 5),

@@ -1,10 +1,12 @@
-"""An OpenAI-compatible server for the models of nanoeuler.py, and two pages.
+"""A server for the models of nanoeuler.py with the protocols of OpenAI and Ollama, and two pages.
 
     verb.py        the flags of `serve`
     server.py      starts the modules below, connects them, and shuts them down
     engine.py      continuous batching: which answer is in which slot, and what each step reads
     protocol.py    parameters of requests, and bodies of responses
-    app.py         routes, streams, and access control
+    responses.py   OpenAI's Responses API, translated into the protocol above
+    ollama.py      the same for Ollama's protocol
+    app.py         routes, streams, access control, and the log
     names.py       allowed hosts and origins
     connections.py time limits for connections, and a limit on their number
     workers.py     threads for work that would block the event loop
