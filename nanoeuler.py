@@ -2304,6 +2304,8 @@ class Sampling(Settings):
     n: int = setting(1, 1, 1 << 16, "number of replies per prompt; in the terminal, a numbered "
                      "line precedes each of several")
     seed: int = setting(1, 0, 1 << 60, "random seed of the sampling")
+    json_schema: str = setting("", 0, 0, "JSON mode: the reply fits the JSON schema in this file; "
+                               "object: it is any JSON object; empty: off")
     weights: str = setting("", 0, 0, "format of the weights in memory: f32, bf16, or on the CPU "
                            "int8; empty: f32, on a GPU bf16 if supported")
     template: str = setting("", 0, 0, "chat template: alpaca or chatml; empty: the model's own")
@@ -2327,6 +2329,7 @@ class ChatSampling(Sampling):
                                  "always the most probable token")
     n: int = setting(1, 1, 1)                # a chat has one answer, without log-probabilities
     logprobs: int = setting(0, 0, 0)
+    json_schema: str = setting("", 0, 0)
 
 # ---- rows and slots
 # rows     a row is one token, at one position of one slot; R rows are computed together
@@ -2880,11 +2883,12 @@ class Uniforms:
 class Reply:
     """A text that is being generated: its unread tokens, the sampled tokens, and why it ended."""
 
-    def __init__(self, ids, sampling, rng, end=None, vocab=None, held=()):
+    def __init__(self, ids, sampling, rng, end=None, vocab=None, held=(), constraint=None):
         """ids: the tokens of the prompt that the slot has not read yet.  rng: used by this reply
         alone, or Uniforms whose last Reply has ended.  end: the token that ends the reply.
         vocab: the bytes of each token, required for stop texts.  held: the tokens of the prompt
-        that the slot has read, required for the repeat penalty."""
+        that the slot has read, required for the repeat penalty.
+        constraint: the tokens that JSON mode allows, see nanoeuler_parts/tools/json_mode.py"""
         need(len(ids), NO_TOKEN)
         self.sampling, self.end, self.vocab = sampling, end, vocab
         self.rng = rng if isinstance(rng, Uniforms) else Uniforms(rng)
@@ -2896,6 +2900,8 @@ class Reply:
         self.text = b""                      # the tokens as bytes, if there is a vocabulary
         self.stops = [text.encode() for text in sampling.stop]
         need(vocab or not self.stops, "stop texts need the bytes of each token; pass vocab")
+        self.constraint = constraint
+        self.state = constraint.start if constraint else None        # of JSON mode
         self.drafts = []                     # draft tokens, to be read after pending
         self.slot = 0
         self.n_returned = 0                  # bytes of text that `news` has returned
@@ -2904,7 +2910,10 @@ class Reply:
         """Samples a token from the logits (V,), appends it and returns it.  The token that ends the
         reply is returned but not appended."""
         o = self.sampling
-        token = sample(self.penalized(logits) if o.penalizes else logits, self.rng, o)
+        z = self.penalized(logits) if o.penalizes else logits
+        if self.constraint:                  # all other tokens get probability 0
+            z = np.where(self.constraint.mask(self.state), z, -np.inf)
+        token = sample(z, self.rng, o)
         if o.logprobs and token != self.end:
             logp = log_softmax(logits)
             top = np.argsort(-logp, kind="stable")[:o.logprobs]
@@ -2923,9 +2932,10 @@ class Reply:
 
     def draws(self, n):
         """A Draw for each of the next n tokens, for a Reader that samples.  The list is empty if
-        the host must sample, because penalties change the logits or logprobs reports them."""
+        the host must sample, because penalties or JSON mode change the logits, or logprobs reports
+        them."""
         o = self.sampling
-        if o.logprobs or o.penalizes:
+        if o.logprobs or o.penalizes or self.constraint:
             return []
         return [Draw(o.temperature, o.top_k, o.top_p, o.min_p, uniform)
                 for uniform in (self.rng.ahead(n) if o.temperature else [0.0] * n)]
@@ -2945,6 +2955,10 @@ class Reply:
         self.counts[token] = self.counts.get(token, 0) + 1
         if len(self.tokens) == self.sampling.tokens:
             self.finish = "length"
+        if self.constraint:
+            self.state = self.constraint.after(self.state, token)
+            if not self.state:               # the JSON value is complete
+                self.finish = "stop"
         if self.vocab:
             self.append(self.vocab[token])
         return token
@@ -3378,6 +3392,7 @@ class Speaker:
         self.said = []                       # (role, text), user and assistant in turn
         self.last, self.pace = None, None    # the latest Reply, and its Pace
         self.sampled = {}                    # {answer: ids}, for `chat_ids`
+        self.constraint(options)             # reports an error in a JSON schema
 
     def forget(self):
         self.decoder.truncate(0)
@@ -3411,8 +3426,16 @@ class Speaker:
         self.said = [*said, ("assistant", "")]           # last: an error above changes nothing
         return rewind_to(self.decoder, ids)
 
+    def constraint(self, options):
+        """The tokens that JSON mode allows, or None if it is off"""
+        if not options.json_schema:
+            return None
+        from nanoeuler_parts.tools.json_mode import constraint
+        return constraint(options.json_schema, self.tokenizer, self.end)
+
     def new_reply(self, ids, options, rng, held=()):
-        return Reply(ids, options, rng, self.end, self.tokenizer.vocab, held)
+        return Reply(ids, options, rng, self.end, self.tokenizer.vocab, held,
+                     self.constraint(options))
 
     def pieces(self, reply, pace, reader=None):
         """Yields the text of a reply as it is sampled, in whole characters.  reader: the decoder of
@@ -3704,6 +3727,9 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
                   truncate=False, force=False, **chosen):
     """`generate`: continues or answers one prompt, or every prompt of a file."""
     options = Sampling(**chosen).check()
+    if options.json_schema:
+        from nanoeuler_parts.tools.json_mode import read_schema
+        options.json_schema = read_schema(options.json_schema)
     if prompts:                              # then the first argument is the checkpoint
         need(out, "expected a file for the answers; add --out answers.jsonl")
         need(not prompt or file is None,
@@ -3730,7 +3756,7 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
         else:
             rewound = speaker.ids_to_read(prompt)
         n, most = speaker.reply(rewound), options.tokens
-        if n < most and not speaker.answers and not options.stop:
+        if n < most and not (speaker.answers or options.stop or options.json_schema):
             print(f"note: the model ended the text with {printable(speaker.state.eos)} after {n:,} "
                   f"of {counted(most, 'token')}", file=sys.stderr)
         for row in shown_logprobs(speaker.last):

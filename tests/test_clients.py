@@ -146,8 +146,13 @@ HABITS = [
     ("Ollama", "raw prompt", "POST", "/api/generate", {
         "model": "little", "prompt": "Hello", "raw": True, "stream": False}, ""),
     ("Ollama", "curl -d", "POST", "/api/generate", b'{"model": "little", "prompt": "Hello"}', ""),
-    ("Ollama", "JSON mode", "POST", "/api/chat", {"messages": HELLO, "format": "json"},
-     "expected no format"),
+    ("Ollama", "JSON mode", "POST", "/api/chat", {
+        "messages": HELLO, "format": {"enum": ["yes", "no"]}, "stream": False}, ""),
+    ("OpenAI", "structured output", "POST", "/v1/chat/completions", {
+        "messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {
+            "name": "a", "schema": {"enum": ["yes", "no"]}}}}, ""),
+    ("OpenAI", "structured response", "POST", "/v1/responses", {"input": "Hello", "text": {
+        "format": {"type": "json_schema", "name": "a", "schema": {"enum": ["yes", "no"]}}}}, ""),
     ("Ollama", "tools", "POST", "/api/chat", {"messages": HELLO, "tools": [TOOL]}, "tools"),
     ("Ollama", "a picture", "POST", "/api/generate", {"prompt": "a", "images": ["AA=="]},
      "images"),

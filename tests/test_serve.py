@@ -565,9 +565,7 @@ def test_ten_seconds_of_64_clients_half_of_whom_leave(file, tmp_path):
     ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "tools"),
     ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
      "needs logprobs"),
-    ("chat/completions", {"messages": [{"role": "user", "content": "x y " * 99}]}, "context"),
-    ("chat/completions", {"messages": [{"role": "user", "content": "x"}],
-                          "response_format": {"type": "json_object"}}, "response_format")])
+    ("chat/completions", {"messages": [{"role": "user", "content": "x y " * 99}]}, "context")])
 def test_a_wrong_request_is_refused_with_a_reason(at, path, body, words):
     status, _, said = post(at, f"/v1/{path}", body)
     assert status == 400 and words in said["error"]["message"], said

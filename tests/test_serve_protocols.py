@@ -154,7 +154,8 @@ def test_the_output_of_a_response_is_input_of_the_next(client, model):
     ({"input": "a", "max_output_tokens": 5000}, "at most 4096 tokens"),
     ({"input": "a", "previous_response_id": "resp_1"}, "stores no responses"),
     ({"input": "a", "store": True}, "stores no responses"),
-    ({"input": "a", "text": {"format": {"type": "json_object"}}}, "text is not supported"),
+    ({"input": "a", "text": {"format": {"type": "grammar"}}}, "expected the type text"),
+    ({"input": "a", "text": "json"}, "expected an object with a format"),
     ({"input": "a", "truncation": "all"}, "'auto' or 'disabled'"),
     ({"input": "word " * 200}, "do not fit"), ({"input": "a", "messages": []}, "'messages'")])
 def test_a_wrong_request_for_a_response(at, body, words):
@@ -228,7 +229,8 @@ def test_ollama_forgets_the_oldest_messages(at):
     ("chat", {"options": 5, "messages": HELLO}, "options is 5"),
     ("chat", {"options": {"num_predict": 5000}, "messages": HELLO}, "at most 4096 tokens"),
     ("generate", {"prompt": "a", "raw": True, "system": "b"}, "no system message"),
-    ("generate", {"prompt": "a", "format": {"type": "object"}}, "expected no format"),
+    ("generate", {"prompt": "a", "format": "yaml"}, "expected 'json' or a JSON schema"),
+    ("generate", {"prompt": "a", "format": {"type": "what"}}, "what"),
     ("generate", {"prompt": "word " * 200}, "do not fit"), ("show", {"name": [1]}, "not found")])
 def test_ollama_s_errors_have_its_format(at, path, body, words):
     status, _, said = post(at, f"/api/{path}", body)

@@ -67,6 +67,7 @@ class Answer:
     deadline: float = float("inf")           # on the clock of time.perf_counter
     owner: object = None                     # receives the News: app.py's queue
     index: int = 0                           # number among the owner's answers
+    constraint: object = None                # of JSON mode, see ne.Reply
     reply: ne.Reply = None                   # set when the answer gets a slot
     scores: list = field(default_factory=list)           # (log-probability, top k), ids[1] on
     cached: int = 0                          # prompt tokens reused from the KV cache
@@ -264,7 +265,7 @@ class Engine:
                 self.reader.copy(source, slot, held)
             answer.cached = held
             answer.reply = ne.Reply(answer.ids[held:], answer.sampling, answer.rng, answer.end,
-                                    answer.vocab, answer.ids[:held])
+                                    answer.vocab, answer.ids[:held], answer.constraint)
             answer.reply.slot = slot
             answer.scored = answer.scored and len(answer.ids) > 1
             if answer.reply.finish and not answer.scored:            # max_tokens is 0

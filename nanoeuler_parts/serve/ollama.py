@@ -2,6 +2,7 @@
 and `generate` translate a request into one of OpenAI's protocol."""
 import datetime
 import hashlib
+import json
 import time
 
 import nanoeuler as ne
@@ -26,13 +27,17 @@ def options(name, value):
     return checked(value, OPTIONS)
 
 
-def no_format(name, value):
-    refuse_unless(value == "", f"expected no format, found {quoted(value)}; remove it from the "
-                  f"request", name, "unsupported_parameter")
+def reply_format(name, value):
+    """The `json_schema` of nanoeuler.Sampling: for "json", for a JSON schema, or for no format"""
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    refuse_unless(value in ("", "json"), f"{name} is {quoted(value)}, expected 'json' or a JSON "
+                  f"schema", name)
+    return "object" if value else ""
 
 
 COMMON = {
-    "model": text, "stream": flag, "options": options, "format": no_format, "keep_alive": None,
+    "model": text, "stream": flag, "options": options, "format": reply_format, "keep_alive": None,
     "think": only(False), "logprobs": only(False), "top_logprobs": only(0), "truncate": None,
     "shift": None}
 OF_CHAT = {**COMMON, "messages": None, "tools": only([])}
@@ -48,6 +53,7 @@ def of_openai(reader, said):
     sampling = ne.ChatSampling if reader.speaker.answers else ne.Sampling
     found = {"temperature": sampling.temperature, "stream": said.get("stream", True)}
     found |= {name: chosen[name] for name in (*SAMPLED, "stop") if name in chosen}
+    found["response_format"] = said.get("format", "")
     if chosen.get("seed", -1) >= 0:
         found["seed"] = chosen["seed"]
     if chosen.get("num_predict", 0) > 0:

@@ -148,6 +148,26 @@ def top_k(name, value):
     return max(0, number(-1, 1 << 40, whole=True)(name, value))
 
 
+def response_format(name, value):
+    """The `json_schema` of nanoeuler.Sampling for this format"""
+    refuse_unless(isinstance(value, dict), f"{name} is {shown(value)}, expected an object", name)
+    kind, known = value.get("type"), {"type"}
+    if kind == "json_schema":
+        known |= {kind}
+        schema = value.get(kind)
+        refuse_unless(isinstance(schema, dict) and isinstance(schema.get("schema"), dict),
+                      f"{name}: expected json_schema with a schema, both objects", name)
+        strange = schema.keys() - {"name", "description", "schema", "strict"}
+        refuse_unless(not strange, f"{name}: json_schema has the unknown keys "
+                      f"{shown(sorted(strange))}; remove them", name)
+    refuse_unless(kind in ("text", "json_object", "json_schema") and value.keys() <= known,
+                  f"{name} is {shown(value)}, expected the type text, json_object or json_schema",
+                  name)
+    if kind == "json_schema":
+        return json.dumps(schema["schema"], ensure_ascii=False)
+    return {"text": "", "json_object": "object"}[kind]
+
+
 def only(*neutral):
     """A check for a parameter that is not supported: accepts only values that change nothing."""
     def check(name, value):
@@ -182,6 +202,7 @@ COMMON = {
     **SAMPLED, **IGNORED, **NEUTRAL, "model": text, "max_tokens": number(0, WHOLE, whole=True),
     "stop": stops, "n": number(1, MOST_CHOICES, whole=True), "stream": flag,
     "seed": number(0, WHOLE, whole=True), "stream_options": stream_options,
+    "response_format": response_format,
     "return_tokens": flag, "logit_bias": only({})}
 OF_COMPLETION = {
     **COMMON, "prompt": None, "echo": flag, "logprobs": number(0, MOST_LOGPROBS, whole=True),
@@ -191,7 +212,7 @@ OF_CHAT = {
     "logprobs": flag, "top_logprobs": number(0, MOST_LOGPROBS, whole=True), "forget": flag,
     "tools": only([]), "functions": only([]), "tool_choice": only("none", "auto"),
     "function_call": only("none", "auto"), "parallel_tool_calls": only(True, False),
-    "response_format": only({"type": "text"}), "modalities": only(["text"]), "audio": only(),
+    "modalities": only(["text"]), "audio": only(),
     "prediction": only(), "reasoning_effort": only("none"), "verbosity": only(),
     "web_search_options": only(), "add_generation_prompt": flag, "continue_final_message": flag}
 
@@ -324,11 +345,16 @@ class Reader:
                           f"answers, or a smaller logprobs", "logprobs")
         options = ne.Sampling(
             tokens=most, stop=said.get("stop", []), speculate=self.speculate,
-            logprobs=0 if logprobs is None else max(1, logprobs), **sampled(said)).check()
+            logprobs=0 if logprobs is None else max(1, logprobs),
+            json_schema=said.get("response_format", ""), **sampled(said)).check()
+        try:
+            constraint = self.speaker.constraint(options)
+        except ne.UserError as e:
+            raise Refusal(400, str(e), "response_format") from None
         seed = said.get("seed", uuid.uuid4().int % WHOLE)
         now = time.perf_counter()
         return [Answer(ids, options, ne.rng_of(seed, i, j), self.speaker.end, self.vocab, scored,
-                       now + self.seconds, index=i * n + j)
+                       now + self.seconds, index=i * n + j, constraint=constraint)
                 for i, ids in enumerate(prompts) for j in range(n)]
 
     # ---- prompts

@@ -5,8 +5,8 @@ import uuid
 
 import nanoeuler as ne
 from nanoeuler_parts.serve.protocol import (
-    checked, encoded, flag, IGNORED, number, only, parse, Refusal, refuse_unless, SAMPLED, shown,
-    stops, text, WHOLE,
+    checked, encoded, flag, IGNORED, number, only, parse, Refusal, refuse_unless, response_format,
+    SAMPLED, shown, stops, text, WHOLE,
 )
 
 
@@ -21,12 +21,24 @@ def truncation(name, value):
     return value
 
 
+def text_format(name, value):
+    """The `json_schema` of nanoeuler.Sampling for text.format.  Unlike response_format, it has the
+    fields of json_schema beside the type."""
+    refuse_unless(isinstance(value, dict) and value.keys() <= {"format", "verbosity"},
+                  f"{name} is {shown(value)}, expected an object with a format", name)
+    chosen = value.get("format") or {"type": "text"}
+    if isinstance(chosen, dict) and chosen.get("type") == "json_schema":
+        chosen = {"type": "json_schema", "json_schema": {k: chosen[k] for k in chosen.keys()
+                                                         - {"type"}}}
+    return response_format(f"{name}.format", chosen)
+
+
 PARAMETERS = {
     **SAMPLED, **IGNORED, "model": text, "input": None, "instructions": text, "stream": flag,
     "max_output_tokens": number(1, WHOLE, whole=True), "truncation": truncation,
     "seed": number(0, WHOLE, whole=True), "stop": stops, "stream_options": None,
     "store": not_stored, "previous_response_id": not_stored, "conversation": not_stored,
-    "background": only(False), "text": only({}, {"format": {"type": "text"}}), "tools": only([]),
+    "background": only(False), "text": text_format, "tools": only([]),
     "tool_choice": only("none", "auto"), "parallel_tool_calls": flag, "include": only([]),
     "reasoning": only({}), "prompt": only(), "top_logprobs": only(0)}
 
@@ -63,6 +75,7 @@ def understand(reader, raw, gone):
     if "instructions" in said:
         messages.insert(0, {"role": "system", "content": said["instructions"]})
     same = {name: said[name] for name in (*SAMPLED, "seed", "stop", "stream") if name in said}
+    same["response_format"] = said.get("text", "")
     if "max_output_tokens" in said:
         same["max_tokens"] = said["max_output_tokens"]
     asked = reader.conversed({**same, "messages": messages,

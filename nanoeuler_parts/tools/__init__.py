@@ -1,1 +1,1 @@
-"""Verbs that inspect and measure models and runs, and `generate --file`."""
+"""Verbs that inspect and measure models and runs, `generate --file`, and JSON mode."""

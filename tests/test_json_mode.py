@@ -1,0 +1,582 @@
+"""JSON mode: what the automaton accepts, the masks of tokens, replies, schemas that are refused."""
+import json
+import math
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+from helpers import ROOT, TINY, needs, never, random_flat, refused, run, told
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from models import write
+from servers import chat_model, post, serving
+
+import nanoeuler as ne
+from nanoeuler_parts.tools import json_mode
+from nanoeuler_parts.tools.json_mode import Constraint, Trie, after_bytes, compiled, is_complete
+
+pytestmark = pytest.mark.unit
+
+
+def record(required=(), **properties):
+    return {"type": "object", "properties": properties, "required": [*required],
+            "additionalProperties": False}
+
+
+WHO = record(["name"], name={"type": "string", "maxLength": 20}, kind={"const": "cat"})
+SCHEMAS = {
+    "object": "object",
+    "person": record(["name", "age"], name={"type": "string"}, age={"type": "integer"},
+                     job={"type": "string"}),
+    "book": record(["title", "year", "genre", "rating", "tags"],
+                   title={"type": "string", "maxLength": 60}, year={"type": ["integer", "null"]},
+                   genre={"enum": ["novel", "poem", "no", 1, 12, None]}, rating={"type": "number"},
+                   tags={"type": "array", "items": {"type": "string", "maxLength": 20},
+                         "maxItems": 4}),
+    "nested": {**record(["id", "items"], id={"type": "integer"}, owner={"$ref": "#/$defs/who"},
+                        items={"type": "array", "minItems": 1, "maxItems": 3,
+                               "items": {"$ref": "#/$defs/who"}},
+                        done={"type": "boolean"},
+                        note={"anyOf": [{"type": "string", "minLength": 2, "maxLength": 40},
+                                        {"type": "null"}]}), "$defs": {"who": WHO}},
+    "answer": record(["answer"], answer={"type": "string"})}
+each_schema = pytest.mark.parametrize("name", SCHEMAS)
+
+
+def as_text(schema):
+    return schema if isinstance(schema, str) else json.dumps(schema)
+
+
+STARTS = {name: (compiled(as_text(schema))[0],) for name, schema in SCHEMAS.items()}
+
+
+def accepts(start, text):
+    state = after_bytes(start, text if isinstance(text, bytes) else text.encode())
+    return state is not None and is_complete(state)
+
+
+def fits(value, schema, root=None):
+    """Whether a value fits a schema: another implementation, of the keywords that are used here"""
+    root = root or schema
+    if schema == "object":
+        return isinstance(value, dict)
+    if "$ref" in schema:
+        return fits(value, root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root)
+    if "anyOf" in schema:
+        return any(fits(value, x, root) for x in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return any(value == x and type(value) is type(x)
+                   for x in schema.get("enum", [schema.get("const")]))
+    kinds = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int,
+             "number": (int, float), "null": type(None)}
+    said = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    if not any(isinstance(value, kinds[kind]) and (kind == "boolean" or type(value) is not bool)
+               for kind in said):
+        return False
+    if isinstance(value, str):
+        return schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", math.inf)
+    if isinstance(value, list):
+        return (schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", math.inf) and
+                all(fits(x, schema["items"], root) for x in value))
+    if isinstance(value, dict):
+        known = schema["properties"]
+        return ({*schema["required"]} <= {*value} <= {*known} and
+                all(fits(x, known[key], root) for key, x in value.items()))
+    return True
+
+
+def strict(text):
+    """The value of a JSON text by RFC 8259.  Python also reads NaN and lone surrogates."""
+    def wrong(name):
+        raise ValueError(name)
+
+    value = json.loads(text, parse_constant=wrong)
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    return value
+
+
+def need_fit(text, schema):
+    value = strict(text)
+    assert fits(value, schema), text
+    if schema != "object":
+        try:
+            import jsonschema
+        except ModuleNotFoundError:          # not a package of the tests
+            return
+        jsonschema.validate(value, schema)
+
+
+# ---- the automaton
+@pytest.mark.parametrize("name, text", [
+    ("object", "{}"), ("object", "{ }"), ("object", '{"a": 1,"b":[]}'),
+    ("object", '{"":{"":[{}]}}'),
+    ("object", '{"a":[-0, 1.5e-3, 2E+7, "\\u00e9\\ud83d\\ude00", null, true, false, "é😀\x7f"]}'),
+    ("object", json.dumps({"a": [1, {"b": [], "c": ""}]}, indent=4)),
+    ("object", '{"a":' + "[" * 9 + "]" * 9 + "}"), ("object", '{"a":1234567890123456}'),
+    ("person", '{"name":"","age":0}'), ("person", '{"name":"\\"","age":-7, "job":"x"}'),
+    ("person", '{\n\t"name": "a",\n\t"age": 1\n}'),
+    ("book", '{"title":"' + "é" * 59 + '\\u00e9","year":null,"genre":12,"rating":1.0,"tags":[]}'),
+    ("book", '{"title":"","year":1,"genre":1,"rating":1,"tags":["a","b","c","d"]}'),
+    ("nested", '{"id":1,"items":[{"name":"x"}],"note":"\\ud83d\\ude00é"}')])
+def test_json_is_accepted(name, text):
+    assert accepts(STARTS[name], text)
+    need_fit(text, SCHEMAS[name])
+
+
+@pytest.mark.parametrize("name, text", [
+    ("object", ""), ("object", "{"), ("object", "[]"), ("object", '{"a":01}'),
+    ("object", '{"a":1,}'),
+    ("object", '{"a":"\n"}'), ("object", '{"a":"\\ud800"}'), ("object", '{"a":"\\ud800\\u0041"}'),
+    ("object", '{"a":"\\udc00"}'), ("object", '{"a":1.}'), ("object", '{"a":-}'),
+    ("object", '{"a":.5}'), ("object", '{"a":1e}'), ("object", '{"a":nul}'),
+    ("object", '{"a":NaN}'),
+    ("object", '{"a":"\\x"}'), ("object", b'{"a":"\xc0\x80"}'), ("object", b'{"a":"\xed\xa0\x80"}'),
+    ("object", b'{"a":"\xc3"}'), ("object", b'{"a":"\xf4\x90\x80\x80"}'), ("object", "{}}"),
+    ("object", '{"a":' + "[" * 10 + "]" * 10 + "}"), ("object", '{"a":12345678901234567}'),
+    ("object", '{"a":1e999}'), ("object", "{  }"), ("object", '{"a":  1}'), ("object", "{\n\n}"),
+    ("object", '{"a" :1}'), ("object", "{\n" + " " * 41 + "}"), ("object", "{} "),
+    ("person", "{}"), ("person", '{"name":"a"}'), ("person", '{"age":1,"name":"a"}'),
+    ("person", '{"name":"a","age":1.5}'), ("person", '{"name":"a","age":1,"x":1}'),
+    ("person", '{"name":"a","age":1,"name":"a"}'), ("person", '{"name":1,"age":1}'),
+    ("book", '{"title":"' + "é" * 61 + '","year":1,"genre":1,"rating":1,"tags":[]}'),
+    ("book", '{"title":"","year":1,"genre":2,"rating":1,"tags":[]}'),
+    ("book", '{"title":"","year":1,"genre":1,"rating":1,"tags":["a","b","c","d","e"]}'),
+    ("nested", '{"id":1,"items":[]}'), ("nested", '{"id":1,"items":[{"name":"x"}],"note":"\\n"}'),
+    ("nested", '{"id":1,"items":[{"name":"x","kind":"dog"}]}')])
+def test_other_texts_are_not_accepted(name, text):
+    assert not accepts(STARTS[name], text)
+
+
+# Numbers as they are written in decimals: a float of 1e20 or 1e-200 has too many digits
+NUMBERS = st.integers(-10**15, 10**15) | st.floats(-1e15, 1e15).filter(
+    lambda x: x == 0 or abs(x) > 1e-90)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+ANY = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda x: st.lists(x, max_size=3) | st.dictionaries(TEXTS, x, max_size=3), max_leaves=6)
+
+
+def values(schema, root=None):
+    """Values that fit a schema, with the names in its order"""
+    root = root or schema
+    if schema == "object":
+        return st.dictionaries(TEXTS, ANY, max_size=3)
+    if "$ref" in schema:
+        return values(root["$defs"]["who"], root)
+    if "anyOf" in schema:
+        return st.one_of(*(values(x, root) for x in schema["anyOf"]))
+    if "enum" in schema or "const" in schema:
+        return st.sampled_from(schema.get("enum", [schema.get("const")]))
+    if isinstance(schema["type"], list):
+        return st.one_of(*(values({"type": kind}) for kind in schema["type"]))
+    if schema["type"] == "array":
+        return st.lists(values(schema["items"], root), min_size=schema.get("minItems", 0),
+                        max_size=schema.get("maxItems", 3))
+    if schema["type"] == "object":
+        parts = {key: values(x, root) for key, x in schema["properties"].items()}
+        needed = {key: x for key, x in parts.items() if key in schema["required"]}
+        others = {key: x for key, x in parts.items() if key not in needed}
+        return st.fixed_dictionaries(needed, optional=others).map(
+            lambda found: {key: found[key] for key in parts if key in found})
+    if schema["type"] == "string":
+        return st.text(st.characters(exclude_categories=["Cs"]), max_size=8,
+                       min_size=schema.get("minLength", 0))
+    return {"integer": st.integers(-10**15, 10**15), "number": NUMBERS, "boolean": st.booleans(),
+            "null": st.none()}[schema["type"]]
+
+
+STYLES = st.sampled_from([{}, {"separators": (",", ":")}, {"indent": 2}, {"indent": 4},
+                          {"indent": "\t"}])
+
+
+@each_schema
+@settings(max_examples=40)
+@given(data=st.data())
+def test_values_that_fit_are_accepted_in_any_tokens(name, data, tokenizer):
+    """As json.dumps writes them, cut into tokens in any way"""
+    value = data.draw(values(SCHEMAS[name]))
+    text = json.dumps(value, ensure_ascii=data.draw(st.booleans()), **data.draw(STYLES)).encode()
+    need_fit(text, SCHEMAS[name])
+    assert accepts(STARTS[name], text)
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    constraint = json_mode.constraint(as_text(SCHEMAS[name]), tokenizer, None)
+    state, specials = constraint.start, {*tokenizer.specials.values()}
+    by_start = {}
+    for token, piece in enumerate(tokenizer.vocab):
+        if token not in specials:
+            by_start.setdefault(piece[0], []).append((token, piece))
+    at = 0
+    while at < len(text):
+        fitting = [(token, piece) for token, piece in by_start[text[at]]
+                   if text.startswith(piece, at)]
+        token, piece = fitting[rng.integers(len(fitting))]
+        assert constraint.mask(state)[token], (text, at, piece)
+        state = constraint.after(state, token)
+        at += len(piece)
+    assert state == ()
+
+
+def written_at_random(start, rng, most=400):
+    """The text of a walk through the automaton: random bytes of those allowed, mostly ones that
+    come to an end"""
+    state, text = start, b""
+    while state and len(text) < most:
+        allowed = [byte for byte in range(256) if json_mode.after_byte(state, byte) is not None]
+        assert allowed, text
+        closing = [byte for byte in allowed if byte in b'"]},:']
+        byte = int(rng.choice(closing if closing and rng.random() < 0.3 else allowed))
+        state, text = json_mode.after_byte(state, byte), text + bytes([byte])
+    return text if state == () else None
+
+
+@each_schema
+@settings(max_examples=40)
+@given(seed=st.integers(0, 1 << 30))
+def test_texts_that_are_accepted_fit(name, seed):
+    text = written_at_random(STARTS[name], np.random.default_rng(seed))
+    assume(text is not None)
+    need_fit(text, SCHEMAS[name])
+
+
+@each_schema
+@settings(max_examples=40)
+@given(data=st.data())
+def test_texts_with_an_error_are_not_accepted(name, data):
+    """A few bytes are deleted, inserted or replaced.  What is still accepted must fit."""
+    text = bytearray(json.dumps(data.draw(values(SCHEMAS[name])), ensure_ascii=False).encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        new = data.draw(st.sampled_from([b"", b'"', b"\\", b"{", b"]", b",", b"0", b" ", b"\xe2",
+                                         b"\x80", b"e", b"."]))
+        text[at:at + data.draw(st.integers(0, 1))] = new
+    if accepts(STARTS[name], bytes(text)):
+        need_fit(bytes(text), SCHEMAS[name])
+
+
+# ---- masks
+@each_schema
+def test_masks_are_what_the_automaton_reads(name, tokenizer):
+    """In the states of a random text; the end token where the value is complete, others never."""
+    end, specials = 2, {*tokenizer.specials.values()}
+    vocab = [b"" if token in specials else piece for token, piece in enumerate(tokenizer.vocab)]
+    constraint = Constraint(as_text(SCHEMAS[name]), Trie(tokenizer.vocab, specials), None)
+    rng, state = np.random.default_rng(1), constraint.start
+    for _ in range(150):
+        want = [piece != b"" and after_bytes(state, piece) is not None for piece in vocab]
+        assert constraint.mask(state).tolist() == want
+        token = int(rng.choice(np.flatnonzero(want)))
+        state = constraint.after(state, token) or constraint.start
+    number = Constraint('{"type": "number"}', Trie(tokenizer.vocab, specials), end)
+    for text, complete in [("", 0), ("-", 0), ("1", 1), ("1.", 0), ("1.5", 1), ("1e", 0), ("0", 1)]:
+        state = after_bytes(number.start, text.encode())
+        assert number.mask(state)[end] == complete
+        assert not number.mask(state)[[*specials - {end}]].any()
+
+
+def test_the_memory_of_the_masks_is_bounded(tokenizer, monkeypatch):
+    monkeypatch.setattr(json_mode, "MASK_BYTES", 4 * tokenizer.vocab_size)
+    constraint = Constraint("object", Trie(tokenizer.vocab, set()), None)
+    for n in range(9):
+        state = after_bytes(constraint.start, b'{"":' + b"[" * n)
+        assert constraint.mask(state).any()
+        assert len(constraint.masks) <= 4 and len(constraint.trie.masks) <= 4
+
+
+def test_a_vocabulary_without_a_byte_is_refused(tokenizer):
+    vocab = [piece for piece in tokenizer.vocab if piece != b"{"]
+    with pytest.raises(ne.UserError, match="1 bytes that are no tokens"):
+        Constraint("object", Trie(vocab, set()), None)
+
+
+# ---- schemas
+@pytest.mark.parametrize("schema, words", [
+    ("[]", "expected an object or true"), ("", "Expecting value"), ("{", "line 1"),
+    ('{"type": "string", "pattern": "a"}', "#: the keyword pattern is not supported"),
+    ('{"type": "text"}', 'type is "text", expected array, object'),
+    ('{"type": []}', "type is"), ('{"type": [["string"]]}', "type is"),
+    ('{"maxLength": 1}', 'the keyword maxLength needs "type": "string"'),
+    ('{"type": "integer", "maxLength": 1}', "not supported for this type"),
+    ('{"type": "string", "maxLength": -1}', "0 <= minLength <= maxLength"),
+    ('{"type": "array", "minItems": 2, "maxItems": 1}', "0 <= minItems <= maxItems"),
+    ('{"type": "array", "items": [{}]}', "#/items: expected an object or true"),
+    ('{"type": "array", "items": {"type": "number", "minimum": 1}}', "#/items: the keyword min"),
+    ('{"type": "object", "properties": {"a": {"format": "date"}}}', "#/properties/a: the keyword "),
+    ('{"type": "object", "properties": {}, "additionalProperties": true}', "expected false"),
+    ('{"type": "object", "properties": {"a": {}}, "required": ["b"]}', '"b", which is not in'),
+    ('{"type": "object", "required": ["b"]}', "required needs properties"),
+    ('{"type": "object", "properties": []}', "expected an object with at most 256 names"),
+    ('{"enum": [[1]]}', "found an object or array"), ('{"enum": []}', "no value of enum"),
+    ('{"enum": ["a"], "type": "integer"}', "no value of enum"), ('{"enum": 1}', "a list of values"),
+    ('{"anyOf": [{"type": "string"}, {"enum": ["a"]}]}', "begin with the same character"),
+    ('{"anyOf": []}', "expected a list"), ('{"anyOf": [{}], "type": "null"}', "anyOf, found type"),
+    ('{"$ref": "other.json"}', "expected a place in this schema"),
+    ('{"$ref": "#/$defs/a"}', "found no such place"),
+    ('{"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}',
+     "#/$defs/a contains itself"),
+    ('{"items": ' * 2000 + "{}" + "}" * 2000, "JSON schema"),
+    ('{"type": "array", "items": ' * 11 + "{}" + "}" * 11, "at most 10 objects and arrays"),
+    ('{"enum": ["\\ud800"]}', "surrogates"), ('{"enum": [NaN]}', "JSON compliant"),
+    ('{"title": "' + "a" * 70_000 + '"}', "expected at most 65,536")])
+def test_a_schema_that_is_not_supported_is_refused(schema, words):
+    with pytest.raises(ne.UserError) as error:
+        compiled(schema)
+    assert words in str(error.value) and str(error.value).startswith("the JSON schema")
+
+
+@pytest.mark.parametrize("schema, good, bad", [
+    ('{}', ["1", '"a"', "[{}]", "null"], ["", "x"]), ("true", ["[]"], [""]),
+    ('{"type": "object"}', ['{"a": [1]}'], ["[]"]),
+    ('{"type": "object", "additionalProperties": false}', ["{}"], ['{"a":1}']),
+    ('{"type": "object", "additionalProperties": {"type": "integer"}}', ['{"a":1, "b":2}'],
+     ['{"a":"b"}']),
+    ('{"type": "array"}', ['[1, "a"]'], ["{}"]),
+    ('{"type": "array", "maxItems": 0}', ["[]"], ["[1]"]),
+    ('{"type": ["integer", "number"]}', ["1", "1.5"], ['"a"']),
+    ('{"enum": [1, 2, "a", true], "type": "number"}', ["1", "2"], ['"a"', "true"]),
+    ('{"const": null, "description": "none"}', ["null"], ["0"]),
+    (json.dumps({"enum": ["a" * 5000]}), [json.dumps("a" * 5000)], ['"a"']),
+    ('{"enum": ["é", "\\n"]}', ['"é"', '"\\n"'], ['"\\u00e9"']),
+    ('{"type": "array", "minItems": 2, "items": {"const": 0}}', ["[0,0]", "[0,0,0]"], ["[0]"]),
+    ('{"anyOf": [{"$ref": "#/$defs/a~1b"}, {"type": "null"}], "$defs": {"a/b": {"const": 1}}}',
+     ["1", "null"], ["2"]),
+    ('{"type": "object", "properties": {"a": {}, "ab": {}, "b": {}}, "required": ["ab"]}',
+     ['{"ab":1}', '{"a":1,"ab":2,"b":3}'], ['{"a":1}', '{"b":1}', '{"ab":1,"a":1}'])])
+def test_what_other_schemas_accept(schema, good, bad):
+    start = compiled(schema)[0],
+    assert all(accepts(start, text) for text in good)
+    assert not any(accepts(start, text) for text in bad)
+
+
+# ---- replies
+CFG = replace(TINY, vocab_size=512, seq_len=300, n_mtp=2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, tokenizer):
+    """A base model of random weights, whose texts are random bytes"""
+    file = write(tmp_path_factory.mktemp("json") / "base.bin", CFG, tokenizer,
+                 random_flat(CFG, 3, np.float32))
+    return ne.load(str(file), temperature=1.0, tokens=120)
+
+
+@each_schema
+def test_replies_of_a_random_model_fit(name, model):
+    replies = model.generate(["To be"], json_schema=as_text(SCHEMAS[name]), n=40)[0]
+    done = [reply for reply in replies if reply.finish == "stop"]
+    assert done and all(len(reply.tokens) == 120 for reply in replies if reply not in done)
+    for reply in done:
+        need_fit(reply.answer, SCHEMAS[name])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_reply_does_not_depend_on_the_batch_or_on_drafts(temperature, model):
+    """Alone, in a batch with other ones, with draft tokens, as a stream"""
+    o = dict(json_schema=as_text(SCHEMAS["book"]), temperature=temperature, n=6)
+    want = [reply.answer for reply in model.generate(["To be"], speculate=0, **o)[0]]
+    for more in {"batch": 1}, {"speculate": 3}, {"speculate": 1, "batch": 4}:
+        assert [reply.answer for reply in model.generate(["To be"], **more, **o)[0]] == want
+    assert "".join(model.stream("To be", **o)) == want[0]
+
+
+def test_settings_of_sampling_restrict_what_json_mode_leaves(model):
+    """top-k of the allowed tokens; log-probabilities of the model; the last token is the limit"""
+    o = dict(json_schema=as_text(SCHEMAS["person"]), seed=4)
+    [greedy] = model.generate(["To be"], temperature=0.0, **o)
+    [top] = model.generate(["To be"], top_k=1, logprobs=2, **o)
+    assert top.tokens == greedy.tokens
+    logits = model.decoder.with_slots(1).step(*model.ids_of("To be"))
+    assert top.logprobs[0][0] == ne.log_softmax(logits)[top.tokens[0]]
+    assert top.logprobs[0][1][0][1] > top.logprobs[0][0]             # a token that is not allowed
+    [reply] = [r for r in model.generate(["To be"], n=20, **o)[0] if r.finish == "stop"][:1]
+    n = len(reply.tokens)
+    same = model.generate(["To be"], n=20, tokens=n, **o)[0]
+    assert [r.finish for r in same if r.answer == reply.answer] == ["stop"]
+    less = model.generate(["To be"], n=20, tokens=n - 1, **o)[0]
+    assert [r.finish for r in less if reply.answer.startswith(r.answer)] == ["length"]
+
+
+def test_the_host_samples_in_json_mode(model):
+    """A decoder that samples on the device is asked for the logits."""
+    options, ids = replace(model.options, json_schema="object"), model.ids_of("To be")
+    reader = model.decoder.with_slots(1)
+    reader.draws, reader.draw = True, never
+    reply = model.new_reply(ids, options, ne.rng_of(1))
+    assert [*ne.generate_many(reader, [reply])] == [(0, reply)]
+    assert reply.answer == model.generate(["To be"], json_schema="object")[0].answer
+    assert model.new_reply(ids, model.options, ne.rng_of(1)).draws(1)
+
+
+def test_a_number_ends_with_the_end_token(model):
+    """The only case in which it is sampled: objects end by themselves."""
+    end = 2
+    constraint = Constraint('{"type": "integer"}', Trie(model.tokenizer.vocab, set()), end)
+    reply = ne.Reply([5], model.options, ne.rng_of(1), end, model.tokenizer.vocab,
+                     constraint=constraint)
+    digit, logits = model.tokenizer.vocab.index(b"7"), np.zeros(512, np.float32)
+    logits[[digit, end]] = 50, 60
+    reply.draw(logits)
+    assert (reply.answer, reply.finish) == ("7", "")
+    reply.draw(logits)
+    assert (reply.answer, reply.finish) == ("7", "stop")
+
+
+def replies_from_random_logits(tokenizer, name, n, tokens=256):
+    rng, sampling = np.random.default_rng(1), ne.Sampling(temperature=1.0, tokens=tokens)
+    constraint = json_mode.constraint(as_text(SCHEMAS[name]), tokenizer, None)
+    for seed in range(n):
+        reply = ne.Reply([0], sampling, ne.rng_of(seed), None, tokenizer.vocab,
+                         constraint=constraint)
+        while not reply.finish:
+            reply.draw(3 * rng.standard_normal(tokenizer.vocab_size, np.float32))
+        yield reply
+
+
+@each_schema
+@pytest.mark.parametrize("n", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_replies_from_random_logits_fit(name, n, tokenizer):
+    done = 0
+    for reply in replies_from_random_logits(tokenizer, name, n):
+        if reply.finish == "stop":
+            need_fit(reply.answer, SCHEMAS[name])
+            done += 1
+    assert done > 0
+
+
+ASKED = ["Who are you?", "Tell me of a cat.", "Describe a person with name and age, as JSON.",
+         "What is the capital of Norway?", "Write about the sea."]
+
+
+@pytest.mark.parametrize("n", [1, pytest.param(40, marks=pytest.mark.slow)])
+def test_replies_of_the_bundled_model_fit(n):
+    """For five prompts and five schemas, n replies each; few reach the limit."""
+    bundled = ne.load(str(ROOT / ne.SHIPPED), weights="int8", temperature=1.0, tokens=256)
+    ends = []
+    for schema in SCHEMAS.values():
+        found = bundled.generate(ASKED, json_schema=as_text(schema), n=n, batch=32)
+        for reply in np.ravel(found).tolist():
+            ends.append(reply.finish)
+            if reply.finish == "stop":
+                need_fit(reply.answer, schema)
+    assert ends.count("length") <= 0.1 * len(ends)
+
+
+# ---- the command line
+def test_generate_takes_a_schema_or_object(tmp_path, checkpoint, tokenizer, capsys, monkeypatch):
+    """A reply from a model without an end token; no note about an end"""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "m.bin", CFG, tokenizer, random_flat(CFG, 3, np.float32))
+    (tmp_path / "s.json").write_text("\ufeff" + json.dumps(SCHEMAS["nested"]), encoding="utf-8")
+    text = told("generate", "To be", "m.bin", "--json-schema", "s.json", "--tokens", 900)
+    need_fit(text.removeprefix("To be"), SCHEMAS["nested"])
+    assert capsys.readouterr().err.count("note:") == 0
+    text = told("generate", "To be", "m.bin", "--json-schema", "object", "--tokens", 99)
+    said = text.removeprefix("To be").removesuffix("\n")
+    assert after_bytes(STARTS["object"], said.encode()) is not None
+    (tmp_path / "p.jsonl").write_text('"a"\n"b"\n', encoding="utf-8")
+    many = ("generate", "m.bin", "--file", "p.jsonl", "--out", "o.jsonl", "--json-schema", "s.json")
+    run(*many)
+    first = (tmp_path / "o.jsonl").read_bytes()
+    run(*many)                               # continues
+    assert (tmp_path / "o.jsonl").read_bytes() == first
+    for line in first.splitlines():
+        [answer] = json.loads(line)["answers"]
+        if answer["finish"] == "stop":
+            need_fit(answer["text"], SCHEMAS["nested"])
+    (tmp_path / "s.json").write_text(json.dumps(SCHEMAS["answer"]), encoding="utf-8")
+    refused(capsys, *many, words=["o.jsonl", "with these settings"])
+
+
+@pytest.mark.parametrize("content, words", [
+    (None, ["s.json", "No such file", "or object"]), ("", ["s.json", "Expecting value"]),
+    ("{", ["s.json", "line 1"]), ('{"type": "string", "format": "date"}', ["keyword format"])])
+def test_generate_refuses_a_wrong_schema(content, words, checkpoint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / "s.json").write_text(content, encoding="utf-8")
+    refused(capsys, "generate", "to", checkpoint, "--json-schema", "s.json", words=words)
+    assert not capsys.readouterr().out
+    (tmp_path / "p.jsonl").write_text('"to"', encoding="utf-8")
+    refused(capsys, "generate", checkpoint, "--file", "p.jsonl", "--out", "o.jsonl",
+            "--json-schema", "s.json", words=words)
+    assert not (tmp_path / "o.jsonl").exists()
+
+
+# ---- the server
+@pytest.fixture(scope="module")
+def at(tmp_path_factory, tokenizer):
+    needs("starlette")
+    needs("uvicorn")
+    file = chat_model(tmp_path_factory.mktemp("served") / "little.bin", tokenizer)
+    with serving(file, context=0) as (address, _):
+        yield address
+
+
+def chat(at, **body):
+    return post(at, "/v1/chat/completions",
+                {"messages": [{"role": "user", "content": "Hi"}], "temperature": 1, **body})
+
+
+def format_of(schema, **more):
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, **more}}
+
+
+def test_the_server_answers_in_json(at):
+    """Several answers at once, beside one without JSON mode; as a stream, too"""
+    for seed in range(3):
+        body = dict(response_format=format_of(SCHEMAS["book"], strict=True), seed=seed, n=3,
+                    max_tokens=300)
+        status, _, said = chat(at, **body)
+        assert status == 200
+        for choice in said["choices"]:
+            if choice["finish_reason"] == "stop":
+                need_fit(choice["message"]["content"], SCHEMAS["book"])
+        assert any(choice["finish_reason"] == "stop" for choice in said["choices"])
+    stream = chat(at, stream=True, **body)[2]
+    lines = stream.split("\n")               # a blank of Unicode does not end a line
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    text = "".join(c["choices"][0]["delta"]["content"] for c in chunks
+                   if c["choices"][0]["index"] == 0)
+    assert text == said["choices"][0]["message"]["content"]
+    body = {"prompt": "Hi", "max_tokens": 300, "seed": 1,
+            "response_format": {"type": "json_object"}}
+    [choice] = post(at, "/v1/completions", body)[2]["choices"]
+    assert after_bytes(STARTS["object"], choice["text"].encode()) is not None
+    plain = [chat(at, seed=1, max_tokens=9, **more)[2]["choices"][0]["message"]["content"]
+             for more in ({}, {"response_format": {"type": "text"}})]
+    assert plain[0] == plain[1]
+
+
+def test_the_client_of_openai_gets_an_object_of_a_class(at):
+    """The client makes the schema of a pydantic class, and the object of the answer."""
+    openai, pydantic = needs("openai"), needs("pydantic")
+
+    class Toy(pydantic.BaseModel):
+        big: bool
+
+    class Cat(pydantic.BaseModel):
+        age: int
+        color: Literal["black", "white"]
+        name: Literal["Tom"] | None
+        weight: float = pydantic.Field(description="kilograms")
+        toy: Toy | None
+
+    with openai.OpenAI(base_url=f"{at}/v1", api_key="none", max_retries=0) as client:
+        answer = client.chat.completions.parse(
+            model="little", messages=[{"role": "user", "content": "A cat"}], max_tokens=400,
+            response_format=Cat, seed=1)
+    assert isinstance(answer.choices[0].message.parsed, Cat)
+
+
+@pytest.mark.parametrize("value, words", [
+    ("json", "expected an object"), ({}, "expected the type text, json_object or json_schema"),
+    ({"type": "xml"}, "json_object or json_schema"), ({"type": ["text"]}, "json_object"),
+    ({"type": "json_object", "schema": {}}, "expected the type"),
+    ({"type": "json_schema"}, "expected json_schema with a schema"),
+    ({"type": "json_schema", "json_schema": {"name": "a"}}, "with a schema"),
+    (format_of({}, more=1), 'unknown keys ["more"]'),
+    (format_of({"type": "string", "pattern": "a"}), "the keyword pattern is not supported")])
+def test_the_server_refuses_other_formats(value, words, at):
+    status, _, said = chat(at, response_format=value)
+    assert status == 400 and words in said["error"]["message"], said
+    assert said["error"]["param"] == "response_format"
