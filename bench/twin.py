@@ -210,8 +210,8 @@ def held_out_answers(run, args):
     data = run.options.data
     out = {}
     for path in dict.fromkeys([data, *args.test]):
-        key = run.answers[0] if path == data else "output"
-        out[path] = answers(run, read_examples(path, key)[0], key, own=path == data)
+        keys = run.answers if path == data else ["output"]
+        out[path] = answers(run, read_examples(path, *keys)[0], keys[0], own=path == data)
     more = unseen(args.unseen)
     if more:
         out["unseen"] = answers(run, more, "output", own=False)

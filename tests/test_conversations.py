@@ -247,7 +247,7 @@ def test_a_model_without_the_tokens_learns_single_questions_only(base, tmp_path,
     said = told("sft", "old.bin", "--data", "single.json", *FLAGS, "--out", tmp_path / "chat.bin")
     assert "template         Alpaca's" in said
     refused(capsys, "sft", "old.bin", "--data", "talk.json", *FLAGS, "--out", tmp_path / "no.bin",
-            words=["talk.json has conversations", START, "another model"])
+            words=["talk.json has conversations", START, "start from a model"])
 
 
 def told_first(conversations, text):

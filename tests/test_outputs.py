@@ -482,7 +482,7 @@ def test_what_is_no_log_is_named(content, tmp_path):
 
 # ---- places that cannot be written, or read
 def test_resume_without_a_checkpoint(elsewhere, capsys):
-    refused(capsys, "train", "--resume", words=["nanoeuler.bin", "No such file"])
+    refused(capsys, "train", "--resume", words=["nanoeuler.bin: expected a run to resume"])
 
 
 def test_a_finished_run_needs_no_place_to_write(copy, monkeypatch, capsys):
