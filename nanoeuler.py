@@ -3194,7 +3194,8 @@ def generate_many(reader, replies, pace=None):
 # ==== 10 Conversation ====
 # This section turns a conversation into token ids, samples the answer, and offers both at the
 # terminal and to Python.  A first reader needs `chat_ids` and `Speaker.answer_pieces`, and may skip
-# the spellings of ChatML, the checks of messages and the commands of the terminal.
+# the spellings of ChatML and the checks of messages.  The commands of `chat`, such as /help, are in
+# nanoeuler_parts/tools/terminal.py.
 #
 # A chat model reads one text: the conversation so far and the beginning of its next answer.  A
 # template defines how this text is written.  Two templates are built in: Alpaca's, which has a
@@ -3389,41 +3390,81 @@ class Speaker:
         self.answers = c.state.kind == "chat" or options.template != ""
         self.end = c.tokenizer.specials.get(c.state.eos)
         self.rng = rng_of(options.seed)
+        self._system = []                    # ("system", text), or nothing
+        self.dropped = []                    # the oldest messages, if the context is too short
         self.said = []                       # (role, text), user and assistant in turn
         self.last, self.pace = None, None    # the latest Reply, and its Pace
+        self.prompt = []                     # the ids that the latest Reply continues
         self.sampled = {}                    # {answer: ids}, for `chat_ids`
         self.constraint(options)             # reports an error in a JSON schema
 
     def forget(self):
         self.decoder.truncate(0)
-        self.last = None
+        self.last, self.prompt = None, []
+        self.dropped.clear()
         self.said.clear()
         self.sampled.clear()
 
+    @property
+    def system(self):
+        """The text of the system message, which begins the conversation; "": there is none"""
+        return "".join(text for _, text in self._system)
+
+    @system.setter
+    def system(self, text):
+        need(self.answers, "expected a chat model: a base model continues a text, and has no "
+             "messages; use a chat model")
+        prompts = [[("system", content), ("user", "Hello")] for content in (text, f"{text} Go.")]
+        ids = [chat_ids(self.template, x, self.state, self.tokenizer) for x in prompts if text]
+        need(not text or ids[0] != ids[1], "the model's chat template leaves out system messages; "
+             "put the text into a question")
+        self._system = [("system", text)] if text else []
+
+    @property
+    def messages(self):
+        """The whole conversation, [(role, text)]"""
+        return [*self._system, *self.dropped, *self.said]
+
     def ids_to_read(self, question):
-        """The ids that the decoder has to read before it answers this question.
-        For a chat model, these are the conversation and the beginning of the answer, without the
-        part that is in the KV cache; for a base model, the question.  The oldest exchanges are
-        dropped until the answer has room: options.tokens, but at most half of the context."""
+        """The ids that the decoder has to read before it answers this question: for a chat model,
+        see `ids_to_answer`; for a base model, those of the question"""
         if not self.answers:
             unread = self.last.pending if self.last else []      # the last token sampled, not read
             return [*unread, *self.ids_of(question)]
-        T = self.cfg.seq_len
+        return self.ids_to_answer([*self.said, ("user", question)])
+
+    def ids_to_regenerate(self):
+        """The ids that the decoder has to read before it answers the last question again.  The
+        last answer is dropped."""
+        if not self.answers:
+            need(self.prompt, "expected a text to continue, found none; type a text first")
+            return rewind_to(self.decoder, self.prompt)
+        said = self.said[:-1] if self.said[-1:] and self.said[-1][0] == "assistant" else self.said
+        need(said, "expected a question to answer again, found none; ask a question first")
+        return self.ids_to_answer(said)
+
+    def ids_to_answer(self, said):
+        """The ids of the system message, these messages and the beginning of the answer, without
+        the part that is in the KV cache.  The oldest exchanges are dropped until the answer has
+        room: options.tokens, but at most half of the context."""
+        T, whole = self.cfg.seq_len, said
         room = T - min(self.options.tokens, T // 2)
-        said, forgotten = [*self.said, ("user", question)], 0
         while True:
-            ids = chat_ids(self.template, said, self.state, self.tokenizer, self.sampled)
-            if len(ids) <= room or len(said) == 1:
+            messages = [*self._system, *said]
+            ids = chat_ids(self.template, messages, self.state, self.tokenizer, self.sampled)
+            questions = [i for i, (role, _) in enumerate(said) if role == "user" and i > 0]
+            if len(ids) <= room or not questions:
                 break
-            said = said[2:]                  # drop the first question and its answer
-            forgotten += 1
-        if forgotten and not is_alpaca(self.template):   # which holds one question anyway
+            said = said[questions[0]:]       # drop the first question and its answer
+        dropped = whole[:len(whole) - len(said)]
+        if dropped and not is_alpaca(self.template):     # which holds one question anyway
             print(f"note: the oldest messages are dropped: the conversation does not fit into the "
                   f"context of {T} tokens", file=sys.stderr)
         if len(ids) > T:
             print(f"note: the beginning of the prompt is dropped: its {len(ids)} tokens exceed the "
                   f"context of {T}", file=sys.stderr)
-        self.said = [*said, ("assistant", "")]           # last: an error above changes nothing
+        self.dropped += dropped              # last: an error above changes nothing
+        self.said = [*said, ("assistant", "")]
         return rewind_to(self.decoder, ids)
 
     def constraint(self, options):
@@ -3450,6 +3491,7 @@ class Speaker:
         """Yields the text of the reply to these ids, which are from `ids_to_read`.  A chat model's
         reply is also stored in the conversation."""
         held, answer = [*self.decoder.tokens], ""
+        self.prompt = [*held, *ids]
         self.last, self.pace = self.new_reply(ids, self.options, self.rng, held), Pace()
         try:
             for piece in self.pieces(self.last, self.pace):
@@ -3458,7 +3500,7 @@ class Speaker:
                     self.said[-1] = "assistant", answer
                 yield piece
         except BaseException:                # during a step: the cache may have its tokens or not
-            self.last.pending = rewind_to(self.decoder, [*held, *ids, *self.last.tokens])
+            self.last.pending = rewind_to(self.decoder, [*self.prompt, *self.last.tokens])
             raise
         finally:
             self.keep_ids(answer, self.last.tokens)
@@ -3474,6 +3516,11 @@ class Speaker:
     def say(self, question):
         """The answer to the next question of the conversation; from a base model, a continuation"""
         return "".join(self.answer_pieces(self.ids_to_read(question)))
+
+    def regenerate(self):
+        """Another answer to the last question, or another continuation, with the next random
+        numbers"""
+        return "".join(self.answer_pieces(self.ids_to_regenerate()))
 
     def ids_of(self, prompt):
         """The ids of a prompt without the conversation: a text, or messages as in `messages_in`"""
@@ -3546,69 +3593,6 @@ class Speaker:
         whole = self.tokenizer.decode(sampled).decode("utf-8", "replace") == answer
         if answer and whole and not special:             # Ctrl-C may end it within a character
             self.sampled[answer] = sampled
-
-    def converse(self):
-        """Replies to each line of standard input until it ends.  At the prompt, the first Ctrl-C
-        clears the line and the second one leaves."""
-        with contextlib.suppress(ImportError):           # for the arrow keys
-            importlib.import_module("readline")
-        cleared = False
-        while True:
-            try:
-                text = input("\n> ")
-            except EOFError:
-                break
-            except KeyboardInterrupt:
-                if cleared:
-                    break
-                cleared = True
-                print("\nto leave: Ctrl-C again, Ctrl-D, or /quit")
-                continue
-            cleared = False
-            if text.strip() == "/quit":
-                break
-            with contextlib.suppress(KeyboardInterrupt):
-                self.obey(text)
-        print()
-
-    def obey(self, text):
-        """Runs the command in a line, or replies to the line."""
-        command = text.strip()
-        if command == "/reset":
-            self.forget()
-        elif command == "/help":
-            print(HELP)
-        elif command.split()[:1] == ["/temperature"]:
-            self.set_temperature(command.removeprefix("/temperature").strip())
-        elif re.fullmatch("/[a-z]+( .*)?", command):
-            print(f"unknown command {command.split()[0]}; /help lists the commands")
-        elif command:
-            self.answer_line(text)
-
-    def set_temperature(self, number):
-        """/temperature: sets the temperature if a number is given, then prints it."""
-        try:
-            if number:
-                self.options = replace(self.options, temperature=float(number)).check()
-            print(f"temperature {self.options.temperature:g}")
-        except ValueError:                   # or a UserError, which is one
-            print(f"/temperature {number}: expected a number, 0 to 100")
-
-    def answer_line(self, text):
-        """Prints a reply, or one line with the reason why there is none."""
-        try:
-            ids = self.ids_to_read(text)
-        except UserError as e:
-            print(f"note: {e}", file=sys.stderr)
-        else:
-            self.reply(ids)
-
-HELP = """/help               list the commands
-/reset              forget the conversation
-/quit               leave the chat, as Ctrl-D does
-/temperature 0.5    set the temperature (0: always the most probable token);
-                    without a number, print it
-Ctrl-C              stop the reply, or clear the typed line"""
 
 def prompt_text(prompt):
     """The prompt; for `-`, standard input without its last line end"""
@@ -3773,9 +3757,12 @@ def chat(file=None, decoder=Decoder, **chosen):
     speaker = Speaker(file, decoder, talking)
     print(f"{shown_name(file)}: {n_params(speaker.cfg):,} parameters, context "
           f"{speaker.cfg.seq_len} tokens, {'answers' if speaker.answers else 'continues'} what you "
-          f"type.\n"
-          f"/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops a reply.")
-    speaker.converse()
+          f"type.")
+    if nanoeuler_parts:
+        from nanoeuler_parts.tools.terminal import Terminal
+        Terminal(speaker).converse()
+    else:
+        answer_lines(speaker)
 
 # ==== 11.1 Checkpoint ====
 # A checkpoint is one file with everything that a run needs to resume: the weights, the optimizer's
@@ -5109,6 +5096,16 @@ if not nanoeuler_parts:
 
     def fill_cache(parts):
         """Does nothing: Numba compiles each kernel at its first call."""
+
+    def answer_lines(speaker):
+        """Replies to each line of standard input until it ends.  There are no commands."""
+        print("Ctrl-D leaves, Ctrl-C stops a reply.\n\n> ", end="", flush=True)
+        for line in sys.stdin:
+            with contextlib.suppress(KeyboardInterrupt):
+                if line.strip():
+                    speaker.reply(speaker.ids_to_read(line.rstrip("\n")))
+            print("\n> ", end="", flush=True)
+        print()
 
     # ---- files: the same formats.  They hold every text in memory, do not check files for damage,
     # and do not lock a checkpoint against a second run.  They do not keep the log of an older run,

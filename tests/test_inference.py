@@ -427,32 +427,6 @@ def test_ctrl_c_at_the_prompt(typed, answers, told, tmp_path, monkeypatch, capsy
     assert said.count("Ctrl-D, or /quit") == told
 
 
-def test_help_of_a_chat(tmp_path):
-    path = spoken(tmp_path, "Yes!", "chat")
-    shown = ok(nanoeuler("chat", path, "--temperature", 0, cwd=tmp_path, stdin=" /help\n"))
-    assert re.findall("^(/[a-z]+|Ctrl-C) ", shown.split("\n> ")[1], re.M) == [
-        "/help", "/reset", "/quit", "/temperature", "Ctrl-C"]
-    assert "Yes!" not in shown
-
-
-def test_the_temperature_of_a_chat(tmp_path, monkeypatch, capsys):
-    """Replies after it are drawn by it; what is no number changes nothing."""
-    typed = iter(["/temperature", "/temperature 0", "Well?", "/temperature hot", "/temperature 101",
-                  "/temperature", "/temperature 0.7", "Well?", "/quit"])
-    drawn, sample = [], ne.sample
-    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
-    monkeypatch.setattr(ne, "sample", lambda z, rng, o: (
-        drawn.append(o.temperature), sample(z, rng, o))[1])
-    run("chat", spoken(tmp_path, "Yes!", "chat"), "--temperature", 0.3)
-    said = capsys.readouterr().out.splitlines()
-    told = [line for line in said if "temperature " in line]
-    assert told == ["temperature 0.3", "temperature 0",
-                    "/temperature hot: expected a number, 0 to 100",
-                    "/temperature 101: expected a number, 0 to 100", "temperature 0",
-                    "temperature 0.7"]
-    assert set(drawn) == {0, 0.7}
-
-
 def test_a_prompt_of_standard_input(tmp_path):
     path = spoken(tmp_path, "Yes!")
     args = ("generate", "-", path, "--temperature", 0, "--tokens", 4)
@@ -622,14 +596,6 @@ def test_a_decoder_lets_the_large_ones_go(weights):
     cfg = ne.PRESETS["small"]
     flat = ne.init_params(cfg, 1)
     assert not any(np.shares_memory(x, flat) for x in ne.Decoder(cfg, flat, weights).weights.p)
-
-
-def test_a_command_that_there_is_not_is_no_question(tmp_path):
-    path = spoken(tmp_path, "Yes!", "chat")
-    said = ok(nanoeuler("chat", path, "--tokens", 3, cwd=tmp_path,
-                        stdin="/exit\n/sing 0\n/tmp/x is a file\n/quit\n"))
-    assert "unknown command /exit; /help" in said and "unknown command /sing;" in said
-    assert said.count("Yes") == 1            # what only begins like one is said to the model
 
 
 def test_a_model_does_not_command_the_terminal(tmp_path, monkeypatch, capsys):

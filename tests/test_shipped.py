@@ -10,6 +10,7 @@ from models import write
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.tools.terminal import Terminal
 from nanoeuler_parts.files.safetensors import write_tensors
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
@@ -27,7 +28,7 @@ def box(tmp_path, monkeypatch, checkpoint):
     monkeypatch.setattr(ne, "SHIPPED", str(tmp_path / "model.bin"))
     replace_everywhere(monkeypatch, "prompt_text",
                        lambda prompt: "" if prompt == "> " else prompt)
-    monkeypatch.setattr(ne.Speaker, "converse", lambda speaker: None)
+    monkeypatch.setattr(Terminal, "converse", lambda terminal: None)
     return tmp_path / "model.bin"
 
 

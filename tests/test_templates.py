@@ -16,6 +16,7 @@ from texts import TORTURE
 import bpe
 import nanoeuler as ne
 from nanoeuler_parts.interchange.templates import render, renderer
+from nanoeuler_parts.tools.terminal import Terminal
 
 pytestmark = pytest.mark.unit
 STATE = ne.State(kind="chat", bos="<s>", eos="</s>")
@@ -487,7 +488,7 @@ def test_words_that_cannot_be_rendered_do_not_end_a_chat(tmp_path, monkeypatch, 
 
     monkeypatch.setattr("builtins.input", type_next)
     needs("jinja2")
-    speaker.converse()
+    Terminal(speaker).converse()
     assert said == [[], ["hello"], ["hello"], ["hello", "why"]]
     assert "special token" in capsys.readouterr().err
 
