@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from helpers import needs, run
 from models import CHATML, SMALL, SPECIALS, dicts, write
-from templates import ZEPHYR
+from templates import LLAMA_2, ZEPHYR
 from texts import TORTURE
 
 import bpe
@@ -22,7 +22,8 @@ TOKENIZER = bpe.train(TORTURE.encode(), 512, SPECIALS)
 DEAF = CHATML.replace("{{ '<|im_start|>'", "{% if message['role'] != 'system' %}"
                       "{{ '<|im_start|>'").replace("'\\n' }}{% endfor", "'\\n' }}{% endif %}"
                                                    "{% endfor")
-TEMPLATES = {"chatml": CHATML, "alpaca": "alpaca", "zephyr": ZEPHYR, "deaf": DEAF, "base": ""}
+TEMPLATES = {"chatml": CHATML, "alpaca": "alpaca", "zephyr": ZEPHYR, "llama_2": LLAMA_2,
+             "deaf": DEAF, "base": ""}
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +204,8 @@ def test_a_system_message_survives_a_full_context(chat, tmp_path):
     c.type("/save all.json")
     saved = json.loads((tmp_path / "all.json").read_text("utf-8"))["messages"]
     assert saved == dicts(c.speaker.messages) and len(saved) == 21
+    c.type("/load all.json")
+    assert saved == dicts(c.speaker.messages) and not c.speaker.dropped
 
 
 @pytest.mark.parametrize("line", ["/regenerate", "/retry"])
@@ -477,6 +480,17 @@ def test_load_rejects_what_the_template_cannot_show(chat, tmp_path):
     (tmp_path / "a.json").write_text(text, encoding="utf-8")
     c.type("/load a.json")
     assert "leaves out system messages" in c.notes and c.speaker.messages == before
+
+
+def test_load_rejects_roles_that_do_not_alternate(chat, tmp_path):
+    """if the model's template does"""
+    needs("jinja2")
+    c = chat("llama_2")
+    c.type("Hello")
+    before = c.speaker.messages
+    (tmp_path / "a.json").write_text(json.dumps([HI, HI, HO]), encoding="utf-8")
+    c.type("/load a.json")
+    assert "take turns" in c.notes and c.notes.count("\n") == 1 and c.speaker.messages == before
 
 
 # ---- from Python
