@@ -6082,8 +6082,8 @@ def eval_verb(add):
         settings=fields(Options))
 
 def serve_verb(add):
-    from nanoeuler_parts.serve.verb import Serving, serve
-    add(on_gpu(serve, decoder=Decoder), MODEL, settings=fields(Serving))
+    from nanoeuler_parts.serve.verb import serve, SERVED, Serving
+    add(on_gpu(serve, decoder=Decoder), SERVED, settings=fields(Serving))
 
 def doctor_verb(add):
     add(doctor)

@@ -109,7 +109,8 @@ def metrics(port):
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as c:
         c.request("GET", "/metrics")
         lines = c.getresponse().read().decode().splitlines()
-    return {k: float(v) for k, v in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+    pairs = (line.rsplit(" ", 1) for line in lines if line[0] != "#")
+    return {name.split("{model=")[0]: float(value) for name, value in pairs}
 
 
 @contextlib.contextmanager

@@ -32,12 +32,13 @@ def chat_model(path, tokenizer, cfg=CFG, **state):
 
 
 @contextlib.contextmanager
-def serving(file, decoder=ne.Decoder, **options):
+def serving(*files, decoder=ne.Decoder, **options):
     """(its address, the Server)"""
     from nanoeuler_parts.serve import server as serve
+    from nanoeuler_parts.serve.models import Models
     options = Serving(**{"port": 0, "slots": 4, "access_log": False, **options}).check()
     with serve.listening(options) as s:
-        server = serve.build(str(file), decoder, options)
+        server = serve.build(Models([*map(str, files)], decoder, options), options)
         http = serve.Uvicorn(server)
         thread = threading.Thread(target=lambda: asyncio.run(http.serve(sockets=[s])))
         thread.start()
@@ -47,8 +48,8 @@ def serving(file, decoder=ne.Decoder, **options):
         finally:
             http.should_exit = True
             thread.join(200)
-            server.engine.close()
-            assert server.engine.ended(200) and not thread.is_alive()
+            server.models.close()
+            assert server.models.ended(200) and not thread.is_alive()
 
 
 def until(holds, seconds=200):

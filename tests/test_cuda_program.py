@@ -77,19 +77,20 @@ def test_the_server_of_this_decoder(dry, checkpoint, monkeypatch):
     """The verb hands it over; and answers come from its slots, one after another, as from one."""
     got = {}
     monkeypatch.setattr("nanoeuler_parts.serve.verb.serve",
-                        lambda file, **more: got.update(more, file=file))
+                        lambda files, **more: got.update(more, files=files))
     assert verb("serve", checkpoint, "--slots", 3, "--weights", "bf16") == 0
-    assert (got["file"], got["decoder"]) == (str(checkpoint), nc.Decoder)
+    assert (got["files"], got["decoder"]) == ([str(checkpoint)], nc.Decoder)
     assert (got["slots"], got["weights"]) == (3, "bf16")
     pytest.importorskip("starlette", reason="it comes with the extra serve")
     bodies = [{"prompt": "to be "[:i + 1], "max_tokens": 4 + i, "temperature": 0}
               for i in range(6)]
-    with serving(checkpoint, nc.Decoder, slots=3) as (at, server):
+    with serving(checkpoint, decoder=nc.Decoder, slots=3) as (at, server):
         with ThreadPoolExecutor(6) as pool:
             found = [*pool.map(partial(post, at, "/v1/completions"), bodies)]
         assert [status for status, *_ in found] == [200] * 6
         assert [said["usage"]["completion_tokens"] for *_, said in found] == [4, 5, 6, 7, 8, 9]
-        assert type(server.engine.reader) is nc.Decoder and len(server.engine.reader.slots) == 3
+        reader = server.default.engine.reader
+        assert type(reader) is nc.Decoder and len(reader.slots) == 3
         status, _, said = post(at, "/api/explain", {"tokens": [1, 2], "chosen": 3})
         assert status == 200 and len(said["rivals"]) == 10 and said["guesses"] == []
 

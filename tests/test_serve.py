@@ -44,7 +44,7 @@ def there(file):
 @pytest.fixture
 def at(there):
     address, server = there
-    until(lambda: not server.engine.active and not server.engine.waiting)
+    until(lambda: not server.default.engine.active and not server.default.engine.waiting)
     return address
 
 
@@ -219,14 +219,14 @@ def leave(address, body):
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_slot(there, at, stream):
     _, server = there
-    before, n = server.stats.counters["left"], 128       # answers: minutes of work for four slots
-    steps = server.engine.pace.steps
+    engine, before, n = server.default.engine, server.requests.left, 128     # minutes of work
+    steps = engine.pace.steps
     with leave_open(at, {"prompt": "a", "max_tokens": 4000, "n": n, "stream": stream}):
-        until(lambda: server.engine.active)  # before, it would leave the tokenizer's queue
-    until(lambda: server.stats.counters["left"] > before and not server.engine.active)
-    assert n / 2 < server.stats.counters["left"] - before <= n       # each that has not ended
-    assert server.engine.pace.steps - steps < n / 4 * 4000           # not written to their end
-    assert len(server.engine.free) == len(server.engine.used)
+        until(lambda: engine.active)         # before, it would leave the tokenizer's queue
+    until(lambda: server.requests.left > before and not engine.active)
+    assert n / 2 < server.requests.left - before <= n    # each that has not ended
+    assert engine.pace.steps - steps < n / 4 * 4000      # not written to their end
+    assert len(engine.free) == len(engine.used)
     assert post(at, "/v1/completions", {"prompt": "a", "max_tokens": 3})[0] == 200
 
 
@@ -246,8 +246,8 @@ def test_half_of_the_clients_leave(there, at, alone):
         want = alone(ids_of(alone, body["prompt"]), tokens=body["max_tokens"], seed=i,
                      temperature=0.9)[0]
         assert got[i] == want
-    until(lambda: not server.engine.active and not server.engine.waiting)
-    assert len(server.engine.free) == 4
+    until(lambda: not server.default.engine.active and not server.default.engine.waiting)
+    assert len(server.default.engine.free) == 4
 
 
 # ---- the engine
@@ -508,8 +508,8 @@ def test_hundreds_of_clients_come_and_go(there, at):
 
     with ThreadPoolExecutor(24) as pool:
         assert len([*pool.map(one, range(400))]) == 400
-    until(lambda: not server.engine.active and not server.engine.waiting)
-    assert sorted(server.engine.free) == [0, 1, 2, 3]
+    until(lambda: not server.default.engine.active and not server.default.engine.waiting)
+    assert sorted(server.default.engine.free) == [0, 1, 2, 3]
     assert post(at, "/v1/completions", {"prompt": "a", "max_tokens": 3})[0] == 200
 
 
@@ -796,7 +796,7 @@ def test_tokens_and_drafts_that_the_page_shows(file):
     for body, speculate in zip(bodies, (2, 0)):
         with serving(file, speculate=speculate) as (at, server):
             found.append(post(at, "/v1/completions", body)[2]["choices"][0])
-            assert (server.stats.counters["drafts_accepted"] > 0) == (speculate > 0)
+            assert (server.default.stats.counters["drafts_accepted"] > 0) == (speculate > 0)
     drafted, plain = found
     assert [t["id"] for t in drafted["tokens"]] == [t["id"] for t in plain["tokens"]]
     assert drafted["text"] == plain["text"]
@@ -952,6 +952,12 @@ def metrics(at):
     return {name.removeprefix("nanoeuler_"): float(value) for name, value in rows}
 
 
+def of_little(values):
+    """The metrics of the model, without its label, and those of the server"""
+    return {name.replace('{model="little"}', "").replace('model="little",', ""): value
+            for name, value in values.items()}
+
+
 def test_health_and_metrics(file, alone):
     """What one request changes, of a server of its own."""
     ids = ids_of(alone, "To be, or not to be, that is the question")
@@ -961,10 +967,11 @@ def test_health_and_metrics(file, alone):
             assert post(at, "/v1/completions", {"prompt": ids, "max_tokens": n})[0] == 200
         assert post(at, "/v1/completions", {"prompt": ""})[0] == 400
         assert send(at, "GET", "/no/such/path")[0] == 404
-        values = metrics(at)
-    want = {"prompt_tokens_total": 2 * len(ids), "cached_tokens_total": len(ids) - 1,
+        values = of_little(metrics(at))
+    want = {"left_total": 0, "slots": 4, "model_loaded": 1,
+            "prompt_tokens_total": 2 * len(ids), "cached_tokens_total": len(ids) - 1,
             "tokens_total": 4, "drafts_offered_total": 0, "drafts_accepted_total": 0,
-            "left_total": 0, "slots": 4, "requests_waiting": 0, "requests_running": 0,
+            "requests_waiting": 0, "requests_running": 0,
             "time_to_first_token_seconds_count": 2, "time_per_token_seconds_count": 1,
             'requests_total{path="/v1/completions",status="200"}': 2,
             'requests_total{path="/v1/completions",status="400"}': 1,
@@ -979,11 +986,13 @@ def test_health_and_metrics(file, alone):
 
 def test_a_histogram_counts_each_time_in_its_bucket():
     """Of each bucket the times up to its bound, that included; of the last one all."""
-    from nanoeuler_parts.serve.metrics import SECONDS, Stats
+    from nanoeuler_parts.serve.metrics import SECONDS, Requests, Stats, text
     stats = Stats()
     for seconds in (0.0005, 0.001, 0.0011, 60.0, 61.0):
         stats.observe("first", seconds)
-    rows = dict(line.rsplit(" ", 1) for line in stats.text({}).splitlines() if line[0] != "#")
+    lines = text(Requests(), {"a": stats}, {}).splitlines()
+    rows = dict(line.replace('model="a"', "").replace("{}", "").replace("{,", "{").rsplit(" ", 1)
+                for line in lines if line[0] != "#")
     name = "nanoeuler_time_to_first_token_seconds"
     found = [int(rows[f'{name}_bucket{{le="{bound}"}}']) for bound in (*SECONDS, "+Inf")]
     assert found == [2, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 4, 5]
@@ -1025,14 +1034,14 @@ def test_sigterm_lets_an_answer_finish(file, tmp_path, alone):
             said = (said + response.read()).decode()
         assert process.wait(200) == 0
         assert text_in(said) == want and said.endswith("data: [DONE]\n\n")
-        line = f"POST /v1/completions 200 {len(ids_of(alone))} \\+ 2000 tokens [0-9]+ ms\n"
+        line = f"POST /v1/completions 200 little {len(ids_of(alone))} \\+ 2000 tokens [0-9]+ ms\n"
         assert re.fullmatch(line, process.stderr.read())
 
 
 def test_sigterm_ends_what_takes_longer(file, tmp_path):
     with started(file, "--drain", 1, "--tokens", 10_000_000, cwd=tmp_path) as (process, at):
         with leave_open(at, {"prompt": "a", "max_tokens": 9_000_000, "stream": False}):
-            until(lambda: "requests_running 1" in send(at, "GET", "/metrics")[2])
+            until(lambda: 'requests_running{model="little"} 1' in send(at, "GET", "/metrics")[2])
             os.kill(process.pid, signal.SIGTERM)
             assert process.wait(200) == 0    # the answer would take half an hour
 

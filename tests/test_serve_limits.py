@@ -91,7 +91,7 @@ def test_forgetting_takes_little_work(there, monkeypatch, text):
 def test_as_little_as_possible_is_forgotten(there):
     """The longest end of the conversation that begins with a message of the user and leaves a
     quarter of the context, whatever the lengths are"""
-    reader, rng, seen = there[1].reader, random.Random(5), set()
+    reader, rng, seen = there[1].default.reader, random.Random(5), set()
     room = reader.length - reader.length // 4
     for _ in range(200):
         said = [("system", "Be brief.")] * rng.randrange(2) + [
@@ -123,7 +123,7 @@ def test_a_client_that_leaves_frees_the_tokenizer(there, monkeypatch):
 
     monkeypatch.setattr(ne, "chat_ids", slow)
     long = {"messages": alternating(400, lambda i: "w"), "forget": True, "max_tokens": 1}
-    left = server.stats.counters["left"]
+    left = server.requests.left
     running, waiting = connected(address), connected(address)
     running.sendall(request_of(CHAT, long))
     assert begun.wait(60)
@@ -132,7 +132,7 @@ def test_a_client_that_leaves_frees_the_tokenizer(there, monkeypatch):
     waiting.close()
     until(lambda: server.tokenizer.waiting == 1)
     running.close()
-    until(lambda: server.tokenizer.waiting == 0 and server.stats.counters["left"] == left + 2)
+    until(lambda: server.tokenizer.waiting == 0 and server.requests.left == left + 2)
     go_on.set()
     assert post(address, CHAT, {"messages": alternating(5, str), "max_tokens": 1})[0] == 200
     assert texts == [400, 5]
@@ -216,7 +216,7 @@ def test_idle_connections_keep_nobody_out(file, monkeypatch):
         assert send(address, "GET", "/health")[0] == 200
         until(lambda: sum(map(is_closed, waiting)) >= 60 - 12)
         assert post(address, TEXT, {"prompt": "a", "max_tokens": 2})[0] == 200
-        assert server.engine.unfinished() == 1 and stream.recv(1)
+        assert server.default.engine.unfinished() == 1 and stream.recv(1)
 
 
 def test_answers_are_never_cut_off_for_others(file, monkeypatch):
@@ -233,7 +233,7 @@ def test_answers_are_never_cut_off_for_others(file, monkeypatch):
                 assert s.recv(12) == b"HTTP/1.1 200"
             with connected(address) as third, connected(address) as fourth:
                 until(lambda: is_closed(third) or is_closed(fourth))
-            assert first.recv(1) and second.recv(1) and server.engine.unfinished() == 2
+            assert first.recv(1) and second.recv(1) and server.default.engine.unfinished() == 2
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nhost: loc", request_of(TEXT, {})[:-1],
@@ -290,9 +290,9 @@ def test_a_client_that_does_not_read_is_left(file, monkeypatch):
             s.connect((host, int(port)))
             s.sendall(request_of(TEXT, {"prompt": "a", "max_tokens": 50_000, "stream": True,
                                         "return_tokens": True}))
-            until(lambda: server.engine.active)
-            until(lambda: server.stats.counters["left"] == 1 and not server.engine.active)
-        assert server.stats.counters["tokens"] < 50_000
+            until(lambda: server.default.engine.active)
+            until(lambda: server.requests.left == 1 and not server.default.engine.active)
+        assert server.default.stats.counters["tokens"] < 50_000
 
 
 def test_a_slow_reader_does_not_outlast_the_time_limit(file, monkeypatch):
@@ -313,7 +313,7 @@ def test_a_slow_reader_does_not_outlast_the_time_limit(file, monkeypatch):
         s.sendall(request_of(TEXT, body))
         assert s.recv(1) == b"H"
         until(lambda: is_closed(s) or not s.recv(1 << 10))
-        assert not server.engine.active
+        assert not server.default.engine.active
 
 
 # ---- who may ask
@@ -543,6 +543,6 @@ def test_a_missing_content_type_is_named(there):
 
 
 def test_the_bundled_model_has_its_name():
-    from nanoeuler_parts.serve import server as serve
-    assert serve.name_of(ne.beside_program(ne.SHIPPED)) == ne.BUNDLED
-    assert serve.name_of("/somewhere/mine.bin") == "mine"
+    from nanoeuler_parts.serve.models import name_of
+    assert name_of(ne.beside_program(ne.SHIPPED)) == ne.BUNDLED
+    assert name_of("/somewhere/mine.bin") == "mine"

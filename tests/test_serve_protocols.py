@@ -70,7 +70,7 @@ def test_the_last_message_of_the_assistant_is_continued(tmp_path, tokenizer, tem
 
 def test_a_template_of_its_own_is_continued_too(file, there, monkeypatch):
     needs("jinja2")
-    reader = there[1].reader
+    reader = there[1].default.reader
     monkeypatch.setattr(reader.speaker, "template", "{% for m in messages %}[{{ m['role'] }}] "
                         "{{ m['content'] }};{% endfor %}[assistant] ")
     asked = reader.ids_of_messages([("user", "Hello")])
@@ -165,8 +165,9 @@ def test_a_wrong_request_for_a_response(at, body, words):
 
 def test_an_error_within_a_response(file, monkeypatch):
     with serving(file) as (at, server):
-        monkeypatch.setattr(server.engine, "step", lambda: server.engine.fail("it broke")
-                            if server.engine.active else server.engine.admit())
+        engine = server.default.engine
+        monkeypatch.setattr(engine, "step", lambda: engine.fail("it broke") if engine.active
+                            else engine.admit())
         said = post(at, "/v1/responses", {"input": "a", "stream": True})[2]
         last = json.loads(said.strip().splitlines()[-1].removeprefix("data: "))
         assert last["type"] == "response.failed"
@@ -231,7 +232,8 @@ def test_ollama_forgets_the_oldest_messages(at):
     ("generate", {"prompt": "a", "raw": True, "system": "b"}, "no system message"),
     ("generate", {"prompt": "a", "format": "yaml"}, "expected 'json' or a JSON schema"),
     ("generate", {"prompt": "a", "format": {"type": "what"}}, "what"),
-    ("generate", {"prompt": "word " * 200}, "do not fit"), ("show", {"name": [1]}, "not found")])
+    ("generate", {"prompt": "word " * 200}, "do not fit"), ("show", {"name": "b"}, "not found"),
+    ("show", {"name": [1]}, "expected a string")])
 def test_ollama_s_errors_have_its_format(at, path, body, words):
     status, _, said = post(at, f"/api/{path}", body)
     assert status in (400, 404) and words in said["error"], said
@@ -290,11 +292,11 @@ def test_the_log_has_a_line_for_each_request(file, capsys):
         send(at, "GET", "/v1/nothing?key=secret")
         send(at, "GET", "/%1b%5b31m")
     lines = [re.sub(r"\d+ ms$", "7 ms", line) for line in capsys.readouterr().err.splitlines()]
-    n = int(lines[0].split()[3])
-    assert lines == [f"POST /v1/chat/completions 200 {n} + 5 tokens 7 ms",
-                     "POST /api/generate 200 1 + 4 tokens 7 ms", "GET /v1/nothing 404 7 ms",
+    n = int(lines[0].split()[4])
+    assert lines == [f"POST /v1/chat/completions 200 little {n} + 5 tokens 7 ms",
+                     "POST /api/generate 200 little 1 + 4 tokens 7 ms", "GET /v1/nothing 404 7 ms",
                      r"GET /\x1b[31m 404 7 ms"]
     with serving(file, access_log=False) as (at, server):
         send(at, "GET", "/health")
-        until(lambda: server.stats.answered())
+        until(lambda: server.requests.answered())
     assert capsys.readouterr().err == "" and Serving().access_log

@@ -2,6 +2,7 @@
 
     verb.py        the flags of `serve`
     server.py      starts the modules below, connects them, and shuts them down
+    models.py      which model a request means; loads a model at its first request
     engine.py      continuous batching: which answer is in which slot, and what each step reads
     protocol.py    parameters of requests, and bodies of responses
     responses.py   OpenAI's Responses API, translated into the protocol above

@@ -6,7 +6,7 @@ import hmac
 import pathlib
 import sys
 import time
-from functools import partial
+import traceback
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -16,12 +16,12 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 import nanoeuler as ne
-from nanoeuler_parts.serve import ollama, responses
+from nanoeuler_parts.serve import metrics, ollama, responses
 from nanoeuler_parts.serve.connections import WRITE_SECONDS
-from nanoeuler_parts.serve.engine import Busy
+from nanoeuler_parts.serve.engine import Busy, ENDING
 from nanoeuler_parts.serve.names import Names
 from nanoeuler_parts.serve.protocol import (
-    Gone, Refusal, Voice, Writer, encoded, parse, refuse_unless,
+    Gone, Reader, Refusal, Voice, Writer, encoded, parse, refuse_unless, text,
 )
 from nanoeuler_parts.serve.tour import Tour
 from nanoeuler_parts.serve.workers import disconnected, until_gone, Worker
@@ -59,11 +59,11 @@ class Guard:
     """Checks each request before the application: its Host header, its origin and its API key.
     `Guard` also adds security headers to the response, counts the request and logs it.
 
-    app: an ASGI application     options: verb.Serving     stats: metrics.Stats
+    app: an ASGI application     options: verb.Serving     requests: metrics.Requests
     paths: the paths that are counted by name     open_paths: those that need no API key"""
 
-    def __init__(self, app, options, stats, paths, open_paths):
-        self.app, self.options, self.stats, self.paths = app, options, stats, paths
+    def __init__(self, app, options, requests, paths, open_paths):
+        self.app, self.options, self.requests, self.paths = app, options, requests, paths
         self.open = open_paths
         self.names = Names(options)
 
@@ -101,7 +101,7 @@ class Guard:
                 await self.app(scope, receive, send_guarded)
         finally:
             code = status[0] if status else 499
-            self.stats.request(path if path in self.paths else "other", code)
+            self.requests.statuses[path if path in self.paths else "other", code] += 1
             if self.options.access_log:
                 print(log_line(scope, code, time.perf_counter() - began), file=sys.stderr,
                       flush=True)
@@ -136,13 +136,14 @@ class Guard:
 
 
 def log_line(scope, status, seconds):
-    """One request for the log: its method and path, the status, tokens and time of the response"""
-    asked = scope["state"].get("asked")
-    tokens = ""
+    """One request for the log: its method and path, and status, model, tokens and time of the
+    response"""
+    asked, model = scope["state"].get("asked"), scope["state"].get("model")
+    name, tokens = f" {ne.printable(model)}" if model else "", ""
     if asked:
         prompt, _, written = asked.counts()
         tokens = f" {prompt} + {written} tokens"
-    return (f"{scope['method']} {ne.printable(scope['path'])[:200]} {status}{tokens} "
+    return (f"{scope['method']} {ne.printable(scope['path'])[:200]} {status}{name}{tokens} "
             f"{1000 * seconds:.0f} ms")
 
 
@@ -156,8 +157,9 @@ class Talk(Response):
     """The response to one request: its answers as a stream, or whole when all are complete.  If the
     client leaves, its slots are free again within one step."""
 
-    def __init__(self, server, asked, news, writer):
-        self.server, self.asked, self.news, self.writer = server, asked, news, writer
+    def __init__(self, server, engine, asked, news, writer):
+        self.server, self.engine, self.asked = server, engine, asked
+        self.news, self.writer = news, writer
         self.voices = [Voice(answer) for answer in asked.answers]
         self.background = None
 
@@ -180,8 +182,8 @@ class Talk(Response):
                 task.cancel()
             left = [v.answer for v in self.voices if not v.finish]
             if left:
-                self.server.engine.cancel(left)
-                self.server.stats.count("left", len(left))
+                self.engine.cancel(left)
+                self.server.requests.left += len(left)
 
     async def each(self):
         """Yields (voice, text, places) until all answers have ended.  Raises a Refusal if one has
@@ -236,16 +238,17 @@ class Talk(Response):
 
 
 class Server:
-    """The application of one model.
-    reader: protocol.Reader     explainer: explain.Explainer     runs: runs.Runs"""
+    """The application.  Its default model is loaded.
+    options: verb.Serving     models: models.Models     runs: runs.Runs"""
 
-    def __init__(self, options, engine, reader, explainer, runs, card):
-        self.options, self.engine, self.stats = options, engine, engine.stats
-        self.reader, self.explainer, self.runs, self.card = reader, explainer, runs, card
-        self.name, self.began = reader.name, int(time.time())
+    def __init__(self, options, models, runs):
+        self.options, self.models, self.default, self.runs = options, models, models.default, runs
+        self.requests, self.began = metrics.Requests(), int(time.time())
         # One thread for each kind of work, so that no kind waits for another
-        self.tokenizer, self.disk, self.weights = map(Worker, ("tokenizer", "disk", "weights"))
-        self.weights.begin(explainer.prepare)
+        self.tokenizer, self.disk, self.weights, self.loader = map(
+            Worker, ("tokenizer", "disk", "weights", "loader"))
+        self.loads = set()                   # tasks that wait for a model to be loaded
+        self.weights.begin(self.default.explainer.prepare)
         self.files = {f"/{p.name}": p for p in PAGES.iterdir() if p.suffix in TYPES}
         self.files |= {"/": PAGES / "chat.html", "/training": PAGES / "training.html"}
         del self.files["/tour.html"]         # a template
@@ -253,23 +256,23 @@ class Server:
         self.files |= self.tour_pages.pictures
 
     def workers(self):
-        return self.tokenizer, self.disk, self.weights
+        return self.tokenizer, self.disk, self.weights, self.loader
 
     def ended(self):
         """Whether all workers have finished"""
         return not any(worker.busy for worker in self.workers())
 
     def application(self):
-        post, get = [("/api/explain", self.explain)], [("/v1", self.models)]
+        post, get = [("/api/explain", self.explain)], [("/v1", self.list_models)]
         for base in "/v1", "":               # some clients add /v1 themselves, and some do not
-            post += [(f"{base}/completions", self.talk(self.reader.completion)),
-                     (f"{base}/chat/completions", self.talk(self.reader.chat)),
-                     (f"{base}/responses", self.talk(partial(responses.understand, self.reader),
-                                                  responses.Writer))]
-            get += [(f"{base}/models", self.models), (f"{base}/models/{{name:path}}", self.model)]
-        post += [("/api/chat", self.talk(partial(ollama.chat, self.reader), ollama.Chat)),
-                 ("/api/generate", self.talk(partial(ollama.generate, self.reader),
-                                             ollama.Generated)), ("/api/show", self.show)]
+            post += [(f"{base}/completions", self.talk(Reader.completion)),
+                     (f"{base}/chat/completions", self.talk(Reader.chat)),
+                     (f"{base}/responses", self.talk(responses.understand, responses.Writer))]
+            get += [(f"{base}/models", self.list_models),
+                    (f"{base}/models/{{name:path}}", self.model)]
+        post += [("/api/chat", self.talk(ollama.chat, ollama.Chat)),
+                 ("/api/generate", self.talk(ollama.generate, ollama.Generated)),
+                 ("/api/show", self.show)]
         get += [(f"/api/{name}", self.ollama) for name in ollama.DESCRIPTIONS]
         get += [("/metrics", self.metrics), ("/api/model", self.about),
                 ("/api/runs", self.list_runs), ("/api/run", self.run)]
@@ -283,7 +286,7 @@ class Server:
             HTTPException: self.http_error, Refusal: self.refusal, Busy: self.busy,
             Gone: self.gone, ne.UserError: self.user_error, Exception: self.fault})
         paths = {path for path, _ in (*post, *get) if "{" not in path}
-        return Guard(app, self.options, self.stats, paths, {path for path, _ in pages})
+        return Guard(app, self.options, self.requests, paths, {path for path, _ in pages})
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app):
@@ -297,9 +300,9 @@ class Server:
             with contextlib.suppress(RuntimeError):      # the loop has ended
                 loop.call_soon_threadsafe(deliver, news)
 
-        self.engine.tell = tell
+        self.models.tell = tell
         yield
-        self.engine.close()
+        self.models.close()
         for worker in self.workers():
             worker.close()
 
@@ -328,6 +331,41 @@ class Server:
 
     async def fault(self, request, e):
         return refused(Refusal(500, "internal error; see the server's log"), request.url.path)
+
+    # ---- loading
+    async def load(self, request, model):
+        """Waits until a model is loaded.  Raises a Refusal if that fails; the next request then
+        tries again."""
+        if model.engine:
+            return
+        if self.models.draining:
+            raise Busy(ENDING)
+        task = asyncio.ensure_future(self.loader.call(request, model.load))
+        self.loads.add(task)
+        try:
+            await task
+        except asyncio.CancelledError:       # by `stop_loads`
+            raise Busy(ENDING) from None
+        except (Busy, Gone):
+            raise
+        except Exception as e:               # such as the GPU's lack of memory
+            if not isinstance(e, ne.UserError | OSError | MemoryError):
+                traceback.print_exc()
+            raise Refusal(503, f"the model {model.name} cannot be loaded: {ne.problem(e)}",
+                          code="model_not_loaded") from None
+        finally:
+            self.loads.discard(task)
+
+    def stop_loads(self):
+        """Ends the requests that wait for a model to be loaded."""
+        for task in self.loads:
+            task.cancel()
+
+    def chosen(self, request, body):
+        """The model that a request names.  The log shows it."""
+        model = self.models.of_request(body)
+        request.scope["state"]["model"] = model.name
+        return model
 
     # ---- OpenAI's routes
     async def body(self, request):
@@ -358,52 +396,72 @@ class Server:
 
     def talk(self, understand, writer=Writer):
         """A route that generates text.
-        understand: function(raw body, gone) that returns a protocol.Asked     writer: a class"""
+        understand: function(reader, body, gone) that returns a protocol.Asked     writer: a class
+        """
         async def respond(request):
             raw = await self.body(request)
+
+            def work(gone):
+                body = parse(raw)
+                model = self.chosen(request, body)
+                return model, model.engine and understand(model.reader, body, gone)
+
             try:
-                asked = await self.tokenizer.call(request, understand, raw)
+                model, asked = await self.tokenizer.call(request, work)
+                if asked is None:            # the model is not loaded yet
+                    await self.load(request, model)
+                    model, asked = await self.tokenizer.call(request, work)
             except Gone:
-                self.stats.count("left")
+                self.requests.left += 1
                 raise
             news = asyncio.Queue()
             for answer in asked.answers:
                 answer.owner = news
-            self.engine.submit(asked.answers)
-            return Talk(self, asked, news, writer(asked, self.name))
+            model.engine.submit(asked.answers)
+            return Talk(self, model.engine, asked, news, writer(asked, model.name))
         return respond
 
-    def described(self):
-        return {"id": self.name, "object": "model", "created": self.began, "owned_by": "nanoeuler"}
+    def described(self, model):
+        """OpenAI's description of a model, and the one for the page"""
+        return {"id": model.name, "object": "model", "created": self.began,
+                "owned_by": "nanoeuler", **model.card}
 
-    async def models(self, request):
-        return as_json({"object": "list", "data": [self.described()]})
+    async def list_models(self, request):
+        return as_json({"object": "list", "data": [*map(self.described, self.models)]})
 
     async def model(self, request):
-        if request.path_params["name"] != self.name:
-            raise Refusal(404, f"unknown model; this server has {self.name!r}", "model",
-                          "model_not_found")
-        return as_json(self.described())
+        return as_json(self.described(self.models.find(request.path_params["name"])))
 
     async def health(self, request):
-        ok = self.engine.thread.is_alive() and not self.engine.draining
+        ok = self.models.is_alive() and not self.models.draining
         return as_json({"status": "ok" if ok else "ending"}, 200 if ok else 503)
 
     async def metrics(self, request):
-        e = self.engine
-        return PlainTextResponse(self.stats.text({
-            "requests_waiting": ("Answers that wait for a slot.", len(e.waiting)),
-            "requests_running": ("Answers that are being generated.", len(e.active)),
-            "slots": ("Answers that can be generated at once.", len(e.used))}),
-            media_type="text/plain; version=0.0.4; charset=utf-8")
+        def of_loaded(count):
+            return {model.name: count(model.engine) for model in self.models.loaded()}
+
+        gauges = {
+            "model_loaded": ("Is the model in memory?", {m.name: int(m.card["loaded"])
+                                                         for m in self.models}),
+            "requests_waiting": ("Answers that wait for a slot.",
+                                 of_loaded(lambda engine: len(engine.waiting))),
+            "requests_running": ("Answers that are being generated.",
+                                 of_loaded(lambda engine: len(engine.active))),
+            "slots": ("Answers that can be generated at once.",
+                      of_loaded(lambda engine: len(engine.used)))}
+        stats = {model.name: model.stats for model in self.models}
+        return PlainTextResponse(metrics.text(self.requests, stats, gauges),
+                                 media_type="text/plain; version=0.0.4; charset=utf-8")
 
     # ---- Ollama's routes, besides those that generate text
     async def ollama(self, request):
         describe = ollama.DESCRIPTIONS[request.url.path.rsplit("/")[-1]]
-        return as_json(describe(self.card, self.began))
+        return as_json(describe([model.card for model in self.models], self.began))
 
     async def show(self, request):
-        return as_json(ollama.shown(parse(await self.body(request)), self.card, self.began))
+        said = parse(await self.body(request))
+        name = text("model", said.get("model", said.get("name", self.default.name)))
+        return as_json(ollama.shown(self.models.find(name).card, self.began))
 
     # ---- the routes of the pages
     async def page(self, request):
@@ -427,37 +485,42 @@ class Server:
         return RedirectResponse("training", 308)
 
     async def about(self, request):
-        return as_json(self.card)
+        """The card of the default model, or of the one that ?model= names"""
+        name = request.query_params.get("model", self.default.name)
+        return as_json(self.models.find(name).card)
 
     async def explain(self, request):
         """Explains a token.  The body is {"tokens": ids, "chosen": the id after them, "trajectory":
         true for the Euler trajectory instead of the alternatives, "attention": a layer, from 1 on,
-        for its attention weights instead}."""
+        for its attention weights instead, "model": its name}."""
         body = parse(await self.body(request))
         for name in body:
-            refuse_unless(name in ("tokens", "chosen", "trajectory", "attention"),
-                          f"unknown parameter {name[:60]!r}, expected tokens, chosen, trajectory "
-                          f"or attention", name[:100])
+            refuse_unless(name in ("tokens", "chosen", "trajectory", "attention", "model"),
+                          f"unknown parameter {name[:60]!r}, expected tokens, chosen, trajectory, "
+                          f"attention or model", name[:100])
+        model = self.chosen(request, body)
+        await self.load(request, model)
+        reader, explainer = model.reader, model.explainer
         ids, chosen = body.get("tokens"), body.get("chosen")
-        self.explainer.check(ids, self.reader.length + self.reader.most)
+        explainer.check(ids, reader.length + reader.most)
         if chosen is not None:
-            self.explainer.check([chosen], 1)
+            explainer.check([chosen], 1)
         wanted = body.get("trajectory", False)
         refuse_unless(type(wanted) is bool, "trajectory: expected true or false", "trajectory")
-        layer, L = body.get("attention"), self.explainer.speaker.cfg.n_layer
+        layer, L = body.get("attention"), explainer.speaker.cfg.n_layer
         refuse_unless(layer is None or type(layer) is int and 1 <= layer <= L,
                       f"attention: expected a layer from 1 to {L}", "attention")
         refuse_unless(not wanted or layer is None, "expected trajectory or attention, found both",
                       "attention")
         if wanted or layer:
-            await self.weights.call(request, self.explainer.load)
+            await self.weights.call(request, explainer.load)
         if layer:
-            work = self.explainer.attention(ids, layer)
+            work = explainer.attention(ids, layer)
         elif wanted:
-            work = self.explainer.trajectory(ids, chosen)
+            work = explainer.trajectory(ids, chosen)
         else:
-            work = self.explainer.rivals(self.reader.length, ids, chosen)
-        return as_json(await until_gone(request, self.engine.later(work)))
+            work = explainer.rivals(reader.length, ids, chosen)
+        return as_json(await until_gone(request, model.engine.later(work)))
 
     async def list_runs(self, request):
         return as_json({"runs": await self.disk.call(request, self.runs.listed)})

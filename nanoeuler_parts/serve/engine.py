@@ -11,7 +11,7 @@ One thread owns the decoder.  A step has three phases:
 Each number of a row is summed in one order, which is independent of the other rows.  Each answer
 has its own random numbers.  So an answer is bit-identical whether it runs alone or in a batch.
 
-server.py makes the engine.  Other threads call `submit`, `cancel`, `later` and `close`.  The
+models.py makes the engines.  Other threads call `submit`, `cancel`, `later` and `close`.  The
 engine's thread calls `tell` with the news of each step, a list of (answer, News).
 """
 import contextlib
@@ -33,6 +33,7 @@ PIECE_SECONDS = 0.1          # target time of a step that reads pieces of prompt
 FEWEST_ROWS = 8              # minimum of `Engine.rows`, rows of prompts per step
 SCORED_ROWS = 64             # rows per step of a prompt whose log-probabilities are requested
 CACHE_BYTES = 1 << 30        # size of the KV cache of all slots, if --context is not given
+ENDING = "the server is shutting down"
 
 
 def likeliest(p, k):
@@ -76,14 +77,39 @@ class Answer:
     left: bool = False                       # has the client left?
 
 
+class Turns:
+    """A lock that threads get in the order in which they ask for it.  With threading.Lock, a thread
+    could take it again and again while another one waits.
+
+    The engines of several models hold it during a step, so only one of them computes.  On a CPU,
+    the threads of two computations would spin for the same cores.  On a GPU, all work is in one
+    stream, and the graph that one engine records would contain the work of another."""
+
+    def __init__(self):
+        self.changed, self.queue = threading.Condition(), deque()
+
+    def __enter__(self):
+        mine = object()
+        with self.changed:
+            self.queue.append(mine)
+            self.changed.wait_for(lambda: self.queue[0] is mine)
+
+    def __exit__(self, *error):
+        with self.changed:
+            self.queue.popleft()
+            self.changed.notify_all()
+
+
 class Engine:
     """Runs answers in the slots of a decoder.
     make: returns the decoder.  The engine's thread calls it, and alone runs the decoder.
     queue: maximum number of answers that may wait for a slot     threads: 0: Numba's default
+    turns: shared with the engines of other models     stats: metrics.Stats
     """
 
-    def __init__(self, make, stats, queue=256, threads=0):
+    def __init__(self, make, stats, queue=256, threads=0, turns=None):
         self.make, self.stats, self.most, self.threads = make, stats, queue, threads
+        self.turns = turns or Turns()
         self.changed = threading.Condition()
         self.waiting, self.jobs = deque(), deque()
         self.draining = self.closing = False             # accept no new answers; end the thread
@@ -104,7 +130,7 @@ class Engine:
         """Puts all of the answers into the queue, or raises Busy."""
         with self.changed:
             if self.draining:
-                raise Busy("the server is shutting down")
+                raise Busy(ENDING)
             if len(self.waiting) + len(answers) > self.most + len(self.free):
                 raise Busy(f"the queue has no room for {ne.counted(len(answers), 'answer')}: "
                            f"{len(self.waiting)} are waiting, the limit is {self.most}; try again "
@@ -153,7 +179,8 @@ class Engine:
         try:
             if self.threads:
                 set_num_threads(self.threads)            # Numba's setting is per thread
-            self.reader = self.make()
+            with self.turns:
+                self.reader = self.make()
             self.free = list(range(len(self.reader.texts)))
             self.used = dict.fromkeys(self.free, -1)
             self.ready.set_result(self.reader)
@@ -162,7 +189,8 @@ class Engine:
             return
         while self.wait():
             try:
-                self.step()
+                with self.turns:
+                    self.step()
             except ne.UserError as e:
                 self.fail(str(e))
             except Exception:                            # a bug must not end the server

@@ -1,4 +1,4 @@
-"""Ollama's protocol: /api/chat and /api/generate, and the descriptions of the one model.  `chat`
+"""Ollama's protocol: /api/chat and /api/generate, and the descriptions of the models.  `chat`
 and `generate` translate a request into one of OpenAI's protocol."""
 import datetime
 import hashlib
@@ -7,8 +7,8 @@ import time
 
 import nanoeuler as ne
 from nanoeuler_parts.serve.protocol import (
-    Asked, checked, encoded, flag, number, only, parse, Refusal, refuse_unless, SAMPLED,
-    shown as quoted, stops, text, WHOLE,
+    Asked, checked, encoded, flag, number, only, refuse_unless, SAMPLED, shown as quoted, stops,
+    text, WHOLE,
 )
 
 # Options of the machine, which the flags of `serve` decide
@@ -62,13 +62,13 @@ def of_openai(reader, said):
 
 
 def loaded(said):
-    """A request without a text asks for the model to be loaded, which it is already."""
+    """A request without a text asks for the model to be loaded, which app.py has done already."""
     return Asked(True, [], said.get("stream", True), said=said)
 
 
-def chat(reader, raw, gone):
-    """Parses the body of a request to /api/chat, and returns an Asked.  reader: protocol.Reader"""
-    said = checked(parse(raw), OF_CHAT)
+def chat(reader, body, gone):
+    """Checks the body of a request to /api/chat, and returns an Asked.  reader: protocol.Reader"""
+    said = checked(body, OF_CHAT)
     if said.get("messages", []) == []:
         return loaded(said)
     asked = reader.conversed({**of_openai(reader, said), "messages": said["messages"],
@@ -77,9 +77,9 @@ def chat(reader, raw, gone):
     return asked
 
 
-def generate(reader, raw, gone):
+def generate(reader, body, gone):
     """The same for /api/generate.  A chat model answers the prompt, unless `raw` is true."""
-    said = checked(parse(raw), OF_GENERATE)
+    said = checked(body, OF_GENERATE)
     if not said.get("prompt"):
         return loaded(said)
     same = of_openai(reader, said)
@@ -156,11 +156,11 @@ class Generated(Chat):
         return {"response": text}
 
 
-# ---- the model.  card: see server.card_of     began: when the server started, seconds since 1970
+# ---- the models.  card: see models.card_of     began: when the server started, seconds since 1970
 def details(card):
     return {"parent_model": "", "format": "safetensors", "family": "nanoeuler",
             "families": ["nanoeuler"], "parameter_size": f"{card['parameters'] / 1e6:.1f}M",
-            "quantization_level": card["weights"].upper()}
+            "quantization_level": card["weights"].upper() or "unknown"}
 
 
 def listed(card, began):
@@ -170,18 +170,18 @@ def listed(card, began):
             "details": details(card)}
 
 
-def tags(card, began):
-    return {"models": [listed(card, began)]}
+def tags(cards, began):
+    return {"models": [listed(card, began) for card in cards]}
 
 
-def running(card, began):
-    until = timestamp(began + 1e9)           # the server never unloads it
+def running(cards, began):
+    until = timestamp(began + 1e9)           # the server never unloads a model
     return {"models": [{**listed(card, began), "expires_at": until, "size_vram": card["bytes"],
-                        "context_length": card["context"]}]}
+                        "context_length": card["context"]} for card in cards if card["loaded"]]}
 
 
-def version(card, began):
-    return {"version": card["version"]}
+def version(cards, began):
+    return {"version": cards[0]["version"]}
 
 
 DESCRIPTIONS = {"tags": tags, "ps": running, "version": version}
@@ -191,12 +191,8 @@ PATHS = {f"/api/{name}" for name in (
     "copy", "delete")}
 
 
-def shown(said, card, began):
-    """The description of the model for /api/show.  said: the body of the request"""
-    name = said.get("model", said.get("name", card["name"]))
-    if name not in (card["name"], f"{card['name']}:latest"):
-        raise Refusal(404, f"model {quoted(name)} not found; this server has {card['name']!r}",
-                      "model")
+def shown(card, began):
+    """The description of a model for /api/show"""
     c = card["config"]
     return {"modelfile": "", "parameters": f"temperature {card['temperature']:g}",
             "template": card["template"], "details": details(card), "capabilities": ["completion"],

@@ -264,7 +264,7 @@ class Asked:
 
 
 class Reader:
-    """Parses and checks the requests to a model.
+    """Checks the requests to a model.
     speaker: nanoeuler.Speaker     length: tokens of the context     most: longest answer, tokens
     Slow methods take `gone`, a threading.Event that is set when the client leaves.  They then raise
     Gone."""
@@ -275,9 +275,9 @@ class Reader:
         self.vocab = speaker.tokenizer.vocab
         self.longest = max(map(len, self.vocab))         # bytes of the longest token
 
-    def completion(self, raw, gone):
-        """Parses the body of a request to /v1/completions, and returns an Asked."""
-        return self.continued(checked(parse(raw), OF_COMPLETION), gone)
+    def completion(self, body, gone):
+        """Checks the body of a request to /v1/completions, and returns an Asked."""
+        return self.continued(checked(body, OF_COMPLETION), gone)
 
     def continued(self, said, gone):
         """Returns the Asked of one or more prompts.  said: parameters in OF_COMPLETION"""
@@ -288,9 +288,9 @@ class Reader:
                                echo and logprobs is not None)
         return Asked(False, answers, echo=echo, logprobs=logprobs, **self.how(said))
 
-    def chat(self, raw, gone):
-        """Parses the body of a request to /v1/chat/completions, and returns an Asked."""
-        return self.conversed(checked(parse(raw), OF_CHAT), gone)
+    def chat(self, body, gone):
+        """Checks the body of a request to /v1/chat/completions, and returns an Asked."""
+        return self.conversed(checked(body, OF_CHAT), gone)
 
     def conversed(self, said, gone):
         """Returns the Asked of a conversation.  said: parameters in OF_CHAT"""

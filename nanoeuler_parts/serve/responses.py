@@ -5,7 +5,7 @@ import uuid
 
 import nanoeuler as ne
 from nanoeuler_parts.serve.protocol import (
-    checked, encoded, flag, IGNORED, number, only, parse, Refusal, refuse_unless, response_format,
+    checked, encoded, flag, IGNORED, number, only, Refusal, refuse_unless, response_format,
     SAMPLED, shown, stops, text, WHOLE,
 )
 
@@ -62,10 +62,10 @@ def message(place, item):
     return {"role": role, "content": content}
 
 
-def understand(reader, raw, gone):
-    """Parses the body of a request to /v1/responses, and returns an Asked.
+def understand(reader, body, gone):
+    """Checks the body of a request to /v1/responses, and returns an Asked.
     reader: protocol.Reader"""
-    said = checked(parse(raw), PARAMETERS)
+    said = checked(body, PARAMETERS)
     refuse_unless("input" in said, "the parameter input is missing; add it", "input")
     given = said["input"]
     given = [{"role": "user", "content": given}] if isinstance(given, str) else given

@@ -1,10 +1,13 @@
 """The verb `serve`: the flags of the server, and the function that starts it."""
+import argparse
 import importlib.util
+import os
 import shlex
 from dataclasses import dataclass, field, fields
 
 from bpe import need
-from nanoeuler import Decoder, MODEL, model_to_use, PACKAGES, setting, Settings
+import nanoeuler as ne
+from nanoeuler import Decoder, model_path, model_to_use, PACKAGES, setting, Settings
 
 @dataclass
 class Serving(Settings):
@@ -51,12 +54,24 @@ def need_packages(verb, names):
          f"pip install {' '.join(shlex.quote(PACKAGES[name]) for name in missing)}, or in a clone "
          f"pip install -e '.[{verb}]'")
 
-def serve(file=None, decoder=Decoder, **chosen):
+SERVED = ne.arg("files", nargs="*", type=ne.model_name, default=argparse.SUPPRESS, metavar="file",
+                help=f"checkpoints to serve, the default one first; {ne.BUNDLED}: the bundled "
+                     f"model (default: the newest model in this folder, and {ne.BUNDLED})")
+
+def models_to_serve(files):
+    """The checkpoints that are named, else the newest one in this folder and the bundled one"""
+    if files:
+        return [model_path(file) for file in files]
+    newest, bundled = model_to_use(place=""), ne.beside_program(ne.SHIPPED)
+    is_other = not ne.is_bundled(newest) and os.path.basename(newest) != f"{ne.BUNDLED}.bin"
+    return [newest, bundled] if is_other and os.path.exists(bundled) else [newest]
+
+def serve(files=(), decoder=Decoder, **chosen):
     """`serve`: an HTTP server and its pages."""
     options = Serving(**chosen).check()
     need_packages("serve", ("starlette", "uvicorn"))
     from nanoeuler_parts.serve import server
-    return server.run(model_to_use(file, place=""), decoder, options)
+    return server.run(models_to_serve(files), decoder, options)
 
 def serve_verb(add):
-    add(serve, MODEL, settings=fields(Serving))
+    add(serve, SERVED, settings=fields(Serving))
