@@ -1,0 +1,380 @@
+"""Several models in one server: their names, their loading, their answers and the end."""
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from helpers import ROOT, complains, nanoeuler, needs
+from models import write
+from servers import CFG, chat_model, post, send, serving, until
+
+import nanoeuler as ne
+
+pytestmark = pytest.mark.cli
+needs("starlette")
+needs("uvicorn")
+TEXT, HELLO = "/v1/completions", [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, tokenizer):
+    """A chat model, and a base model of another shape"""
+    folder = tmp_path_factory.mktemp("served")
+    base = ne.replace(CFG, seq_len=64, n_layer=1)
+    return [chat_model(folder / "first.bin", tokenizer),
+            str(write(folder / "second.bin", base, tokenizer))]
+
+
+@pytest.fixture(scope="module")
+def alone(files):
+    """What each model writes without a server, by its name"""
+    models = {name: ne.load(file) for name, file in zip(("first", "second"), files)}
+
+    def text(name, prompt, **sampling):
+        model = models[name]
+        options = ne.Sampling(**{"temperature": 1.0, **sampling}).check()
+        [(_, [reply])] = model.answers_to([model.tokenizer.encode(prompt).tolist()], options, 1,
+                                          ne.Pace())
+        return reply.answer
+    return text
+
+
+@pytest.fixture(scope="module")
+def there(files):
+    with serving(*files) as found:
+        yield found
+
+
+def text_of(address, model, prompt="To be", **more):
+    status, _, said = post(address, TEXT, {"model": model, "prompt": prompt, **more})
+    assert status == 200, said
+    return said["choices"][0]["text"]
+
+
+def cards(address):
+    return {card["id"]: card for card in send(address, "GET", "/v1/models")[2]["data"]}
+
+
+# ---- answers
+def test_each_model_gives_its_own_answers(there, alone):
+    """One after another and at the same time, to the bit"""
+    address, _ = there
+    asked = [(("first", "second")[i % 2], "abcdefgh"[:1 + i % 7], 5 + i % 20, i) for i in range(48)]
+
+    def one(case):
+        name, prompt, tokens, seed = case
+        return text_of(address, name, prompt, max_tokens=tokens, seed=seed)
+
+    with ThreadPoolExecutor(16) as pool:
+        at_once = [*pool.map(one, asked)]
+    for case, found in zip(asked, at_once):
+        name, prompt, tokens, seed = case
+        assert found == alone(name, prompt, tokens=tokens, seed=seed)
+    assert [one(case) for case in asked[:8]] == at_once[:8]
+    assert alone("first", "abc", tokens=20) != alone("second", "abc", tokens=20)
+
+
+def test_every_protocol_selects_a_model(there):
+    """By the length of its context, which only the right model has"""
+    address, _ = there
+    ids = {"first": 90, "second": 60}
+    for name, n in ids.items():
+        body = {"model": name, "prompt": [5] * n, "max_tokens": 1}
+        status, _, said = post(address, "/completions", body)
+        assert (status, said["model"]) == (200, name)
+    assert post(address, TEXT, {"model": "second", "prompt": [5] * 90})[0] == 400
+    for path, body in (("/v1/chat/completions", {"messages": HELLO}), ("/v1/responses", {
+            "input": "Hello"}), ("/api/chat", {"messages": HELLO, "stream": False})):
+        assert post(address, path, {"model": "first", **body})[0] == 200
+        assert "not a chat model" in str(post(address, path, {"model": "second", **body})[2])
+    body = {"model": "second:latest", "prompt": "a", "stream": False, "options": {"seed": 1}}
+    assert post(address, "/api/generate", body)[2]["model"] == "second:latest"
+
+
+def test_turns_are_taken_in_the_order_of_arrival():
+    """Also by a thread that asks again at once"""
+    from nanoeuler_parts.serve.engine import Turns
+    turns, order, entered = Turns(), [], threading.Event()
+
+    def again_and_again():
+        for _ in range(5):
+            with turns:
+                entered.set()
+                order.append("a")
+                until(lambda: len(turns.queue) == 2 or "b" in order)
+
+    def once():
+        assert entered.wait(60)
+        with turns:
+            order.append("b")
+
+    threads = [threading.Thread(target=target) for target in (again_and_again, once)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert order[:2] == ["a", "b"] and not turns.queue
+
+
+# ---- names
+@pytest.mark.parametrize("name, found", [
+    ("first", "first"), ("second", "second"), ("second.bin", "second"), ("model", "first"),
+    ("", "first"), (None, "first"), ("second:latest", "second"), ("model:latest", "first")])
+def test_names(there, name, found):
+    body = {"model": name, "prompt": "a", "max_tokens": 1}
+    assert post(there[0], TEXT, body)[2]["model"] == found
+    if name:
+        assert send(there[0], "GET", f"/v1/models/{name}")[2]["id"] == found
+
+
+@pytest.mark.parametrize("name", ["gpt-4o-mini", "box", "third.bin", "First", "first/second"])
+def test_an_unknown_name_is_answered_with_the_known_ones(there, name):
+    for method, path, body in (("POST", TEXT, {"model": name, "prompt": "a"}),
+                               ("POST", "/api/explain", {"model": name, "tokens": [1]}),
+                               ("GET", f"/v1/models/{name}", None),
+                               ("GET", f"/api/model?model={name}", None)):
+        status, _, said = send(there[0], method, path, body)
+        assert (status, said["error"]["code"]) == (404, "model_not_found")
+        assert "this server has 'first', 'second'" in said["error"]["message"]
+    for path, body in (("chat", {"messages": HELLO}), ("show", {})):
+        status, _, said = post(there[0], f"/api/{path}", {"model": name, **body})
+        assert status == 404 and "not found; this server has 'first'" in said["error"]
+    status, _, said = post(there[0], TEXT, {"model": ["first"], "prompt": "a"})
+    assert status == 400 and "expected a string" in said["error"]["message"]
+
+
+def test_a_model_s_own_name_takes_precedence(tmp_path, tokenizer, monkeypatch):
+    """`model` is then no name of the default model; no name still means that one."""
+    from nanoeuler_parts.serve.models import Models
+    from nanoeuler_parts.serve.verb import Serving
+    made = {name: chat_model(tmp_path / f"{name}.bin", tokenizer)
+            for name in ("mine", "model", "shipped", "box")}
+    monkeypatch.setattr(ne, "SHIPPED", made["shipped"])
+    models = Models([made["mine"], made["model"], made["shipped"]], ne.Decoder, Serving())
+    assert [*models.by_name] == ["mine", "model", "bundled"]
+    assert models.find("model").name == "model" and models.of_request({}).name == "mine"
+    assert models.find("box").name == models.find("bundled").name == "bundled"
+    models = Models([made["box"], made["shipped"]], ne.Decoder, Serving())
+    assert models.find("box").name == "box"
+
+
+def test_the_lists_of_models(files):
+    with serving(*files) as (address, _):
+        first, second = cards(address).values()
+        assert (first["id"], second["id"]) == ("first", "second")
+        assert (first["loaded"], second["loaded"]) == (True, False)
+        assert first["object"] == second["object"] == "model"
+        assert (second["context"], second["kind"], second["answers"]) == (64, "base", False)
+        assert second["temperature"] == ne.Sampling.temperature
+        assert (first["kind"], first["temperature"]) == ("chat", ne.ChatSampling.temperature)
+        tags = send(address, "GET", "/api/tags")[2]["models"]
+        assert [tag["name"] for tag in tags] == ["first:latest", "second:latest"]
+        running = send(address, "GET", "/api/ps")[2]["models"]
+        assert [tag["name"] for tag in running] == ["first:latest"]
+        shown = post(address, "/api/show", {"model": "second"})[2]
+        assert shown["model_info"]["nanoeuler.context_length"] == 64
+        assert send(address, "GET", "/api/model")[2]["name"] == "first"
+        about = send(address, "GET", "/api/model?model=second")[2]
+        assert about["name"] == "second" and about.items() <= second.items()
+        text_of(address, "second", max_tokens=1)
+        now = cards(address)["second"]
+        assert now == {**second, "loaded": True, "weights": "f32"}
+        assert len(send(address, "GET", "/api/ps")[2]["models"]) == 2
+
+
+# ---- loading
+@contextlib.contextmanager
+def slow_reading(monkeypatch):
+    """Reading a checkpoint begins, and waits: (has begun, may go on, names)"""
+    begun, go_on, names, original = threading.Event(), threading.Event(), [], ne.read_checkpoint
+
+    def slow(path, **more):
+        names.append(os.path.basename(path))
+        begun.set()
+        assert go_on.wait(60)
+        return original(path, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ne, "read_checkpoint", slow)
+        try:
+            yield begun, go_on, names
+        finally:
+            go_on.set()
+
+
+def test_a_model_is_loaded_once_while_others_answer(files, monkeypatch, alone):
+    with serving(*files) as (address, _), ThreadPoolExecutor(3) as pool, \
+            slow_reading(monkeypatch) as (begun, go_on, names):
+        waiting = [pool.submit(text_of, address, "second", "abc", max_tokens=9, seed=i)
+                   for i in range(3)]
+        assert begun.wait(60)
+        assert text_of(address, "first", "abc", max_tokens=9, seed=1) == alone(
+            "first", "abc", tokens=9, seed=1)
+        assert post(address, "/api/explain", {"tokens": [1, 2]})[0] == 200
+        assert send(address, "GET", "/health")[0] == 200 and not cards(address)["second"]["loaded"]
+        assert not any(future.done() for future in waiting)
+        go_on.set()
+        assert [future.result() for future in waiting] == [
+            alone("second", "abc", tokens=9, seed=i) for i in range(3)]
+        assert names == ["second.bin"]
+
+
+def test_ollama_s_request_without_a_text_loads_the_model(files):
+    with serving(*files) as (address, _):
+        status, _, said = post(address, "/api/generate", {"model": "second", "stream": False})
+        assert (status, said["done_reason"]) == (200, "load") and cards(address)["second"]["loaded"]
+
+
+def test_a_client_that_leaves_does_not_stop_the_loading(files, monkeypatch):
+    """Its request is not answered, and the next one finds the model."""
+    with serving(*files) as (address, server), slow_reading(monkeypatch) as (begun, go_on, names):
+        raw = json.dumps({"model": "second", "prompt": "a"}).encode()
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as s:
+            s.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: "
+                      b"application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(raw), raw))
+            assert begun.wait(60)
+        until(lambda: server.requests.left == 1 and not server.loads)
+        go_on.set()
+        until(lambda: cards(address)["second"]["loaded"])
+        assert text_of(address, "second", max_tokens=2) and names == ["second.bin"]
+
+
+def test_a_model_that_cannot_be_loaded(files, tmp_path, tokenizer, alone):
+    """Its clients get the reason, others their answers; a repaired file is loaded."""
+    file = tmp_path / "second.bin"
+    with open(files[1], "rb") as f:
+        good = f.read()
+    file.write_bytes(good)
+    with serving(files[0], file) as (address, _):
+        file.write_bytes(good[:-4] + b"\0\0\0\0")
+        body = {"model": "second", "prompt": "a", "max_tokens": 3}
+        for path, more in ((TEXT, {}), ("/api/explain", {"tokens": [1]})):
+            given = {"model": "second", **more} if more else body
+            status, _, said = post(address, path, given)
+            assert (status, said["error"]["code"]) == (503, "model_not_loaded")
+            assert "second cannot be loaded" in said["error"]["message"]
+            assert "checksum" in said["error"]["message"]
+        status, _, said = post(address, "/api/generate", {"model": "second", "prompt": "a"})
+        assert status == 503 and "checksum" in said["error"]
+        assert text_of(address, "first", "ab", max_tokens=4, seed=2) == alone(
+            "first", "ab", tokens=4, seed=2)
+        assert send(address, "GET", "/health")[0] == 200
+        file.write_bytes(good)
+        assert text_of(address, "second", "ab", max_tokens=4, seed=2) == alone(
+            "second", "ab", tokens=4, seed=2)
+
+
+def test_an_unexpected_failure_of_loading(files, monkeypatch, capsys):
+    """As when a GPU has no memory for the KV cache: the engine's thread meets it."""
+    with serving(*files) as (address, _):
+        with monkeypatch.context() as patch:
+            patch.setattr(ne.Decoder, "with_slots", lambda *args: 1 / 0)
+            status, _, said = post(address, TEXT, {"model": "second", "prompt": "a"})
+        assert status == 503 and "division by zero" in said["error"]["message"]
+        assert text_of(address, "second", max_tokens=1) is not None
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+# ---- the pages' routes
+def test_tokens_of_each_model_are_explained(there):
+    address, _ = there
+    for name, layers in (("first", CFG.n_layer), ("second", 1)):
+        found = post(address, "/api/explain", {"model": name, "tokens": [1, 2], "attention": 1})[2]
+        assert found["layers"] == layers
+        asked = {"model": name, "tokens": [1, 2], "trajectory": True}
+        assert len(post(address, "/api/explain", asked)[2]["steps"]) == 1 + 2 * layers
+    rivals = [post(address, "/api/explain", {**more, "tokens": [1, 2]})[2]["rivals"]
+              for more in ({}, {"model": "first"}, {"model": "second"})]
+    assert rivals[0] == rivals[1] != rivals[2]
+
+
+# ---- metrics and the log
+def test_metrics_and_the_log_name_the_model(files, capsys):
+    with serving(*files, access_log=True) as (address, _):
+        text_of(address, "model", max_tokens=3)
+        before = send(address, "GET", "/metrics")[2].splitlines()
+        for _ in range(2):
+            text_of(address, "second", max_tokens=4)
+        after = send(address, "GET", "/metrics")[2].splitlines()
+    for model, lines, tokens, loaded in (("first", before, 3, 1), ("second", before, 0, 0),
+                                         ("first", after, 3, 1), ("second", after, 8, 1)):
+        own = f'{{model="{model}"}}'
+        assert f"nanoeuler_tokens_total{own} {tokens}" in lines
+        assert f"nanoeuler_model_loaded{own} {loaded}" in lines
+        assert (f"nanoeuler_slots{own} 4" in lines) == bool(loaded)
+        assert f"nanoeuler_time_to_first_token_seconds_count{own} {tokens // 4 or loaded}" in lines
+    assert 'nanoeuler_requests_total{path="/v1/completions",status="200"} 3' in after
+    heads = [line for line in after if line.startswith("# TYPE")]
+    assert len(heads) == len(set(heads))
+    log = capsys.readouterr().err
+    found = re.findall(r"POST /v1/completions 200 (\w+) \d+ \+ (\d) tokens", log)
+    assert found == [("first", "3"), ("second", "4"), ("second", "4")]
+
+
+def test_any_name_of_a_model_is_a_label():
+    from nanoeuler_parts.serve.metrics import label
+    assert label('a"b\\c\nd') == r'"a\"b\\c\nd"' and label("\udcff") == r'"\\udcff"'
+
+
+# ---- the verb
+def test_files_that_cannot_be_served_together(files, tmp_path, tokenizer):
+    """Reported at the start, in one line: before the first model is loaded."""
+    (tmp_path / "other").mkdir()
+    same = chat_model(tmp_path / "other/first.bin", tokenizer)
+    for other in same, files[0]:
+        said = nanoeuler("serve", files[0], other, "--port", 0, cwd=tmp_path)
+        complains(said, "expected models of different names", files[0], other)
+    with open(files[1], "rb") as f:
+        half = f.read()[:-1000]
+    (tmp_path / "half.bin").write_bytes(half)
+    (tmp_path / "empty.bin").write_bytes(b"")
+    (tmp_path / "text.bin").write_text("no checkpoint", encoding="utf-8")
+    for name in "half.bin", "empty.bin", "text.bin", "none.bin":
+        complains(nanoeuler("serve", files[0], name, "--port", 0, cwd=tmp_path), name)
+
+
+STARTS = """
+import sys, threading
+sys.path[:0] = [{root!r}]
+import nanoeuler as ne
+read = ne.read_checkpoint
+def slow(path, **more):
+    if "second" in path:
+        print("loading", flush=True)
+        threading.Event().wait()
+    return read(path, **more)
+ne.read_checkpoint = slow
+sys.exit(ne.main(["serve", *{files!r}, "--port", "0", "--threads", "1", "--drain", "30"]))
+"""
+
+
+def test_sigterm_while_the_second_model_is_loaded(files, tmp_path):
+    """The client that waits gets an error, and the program ends long before --drain."""
+    code = STARTS.format(root=str(ROOT), files=files)
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, encoding="utf-8")
+    try:
+        said = [process.stdout.readline() for _ in range(3)]
+        assert "second.bin: " in said[1] and said[1].endswith("loaded at its first request\n")
+        assert "for the chat" in said[2], process.communicate(timeout=60)
+        address = said[2].split()[0].rstrip("/")
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(post, address, TEXT, {"model": "second", "prompt": "a"})
+            assert process.stdout.readline() == "loading\n"
+            assert text_of(address, "first", max_tokens=2) and not waiting.done()
+            os.kill(process.pid, signal.SIGTERM)
+            status, _, said = waiting.result(60)
+        assert (status, said["error"]["message"]) == (503, "the server is shutting down")
+        assert process.wait(20) == 0
+        assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
