@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -99,7 +100,7 @@ def test_every_protocol_selects_a_model(there):
 
 
 def test_turns_are_taken_in_the_order_of_arrival():
-    """Also by a thread that asks again at once"""
+    """Also by a thread that asks again at once.  Each waits for the end of the turn before."""
     from nanoeuler_parts.serve.engine import Turns
     turns, order, entered = Turns(), [], threading.Event()
 
@@ -107,8 +108,9 @@ def test_turns_are_taken_in_the_order_of_arrival():
         for _ in range(5):
             with turns:
                 entered.set()
-                order.append("a")
                 until(lambda: len(turns.queue) == 2 or "b" in order)
+                time.sleep(0.01)             # for the other thread, if it does not wait
+                order.append("a")
 
     def once():
         assert entered.wait(60)
