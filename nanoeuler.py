@@ -13,7 +13,7 @@ but more slowly.
     python nanoeuler.py generate "ROMEO:"      print one continuation; --file: of many prompts
     python nanoeuler.py lens "To be or not"    show the Euler steps of one prompt
     python nanoeuler.py eval --data TEXT       measure perplexity; --questions: accuracy
-    python nanoeuler.py serve [FILE]           serve browsers and OpenAI's clients
+    python nanoeuler.py serve [FILE...]        serve browsers and OpenAI's clients
     python nanoeuler.py plot LOG...            plot loss curves
     python nanoeuler.py list [FOLDER...]       list the models in a folder
     python nanoeuler.py info [FILE]            describe a checkpoint
@@ -4971,7 +4971,7 @@ VERBS = [
     ("eval", "nanoeuler_parts.tools.evaluation",
      "measure a model: perplexity and bits per byte of texts, accuracy on questions"),
     ("serve", "nanoeuler_parts.serve.verb",
-     "serve a model over HTTP: web pages and an OpenAI-compatible API"),
+     "serve models over HTTP: web pages and an OpenAI-compatible API"),
     ("plot", "nanoeuler_parts.tools.plot", "plot the loss curves of training logs"),
     ("list", "nanoeuler_parts.tools.listing", "list the models in a folder, the newest first"),
     ("info", "nanoeuler_parts.tools.info", "print the contents of a checkpoint"),

@@ -4,7 +4,9 @@ import contextlib
 import io
 import json
 import os
+import pathlib
 import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -93,6 +95,20 @@ def test_the_server_of_this_decoder(dry, checkpoint, monkeypatch):
         assert type(reader) is nc.Decoder and len(reader.slots) == 3
         status, _, said = post(at, "/api/explain", {"tokens": [1, 2], "chosen": 3})
         assert status == 200 and len(said["rivals"]) == 10 and said["guesses"] == []
+
+
+def test_two_models_on_this_device(dry, checkpoint, tmp_path):
+    """The second one is made by the loader's thread, and both take steps."""
+    pytest.importorskip("starlette", reason="it comes with the extra serve")
+    other = shutil.copy(checkpoint, tmp_path / "other.bin")
+    bodies = [{"model": pathlib.Path((checkpoint, other)[i % 2]).stem, "prompt": "to be",
+               "max_tokens": 4 + i, "temperature": 0} for i in range(6)]
+    with serving(checkpoint, other, decoder=nc.Decoder, slots=2) as (at, server):
+        with ThreadPoolExecutor(6) as pool:
+            found = [*pool.map(partial(post, at, "/v1/completions"), bodies)]
+        assert [said["usage"]["completion_tokens"] for *_, said in found] == [4, 5, 6, 7, 8, 9]
+        assert [said["model"] for *_, said in found] == [body["model"] for body in bodies]
+        assert {type(model.engine.reader) for model in server.models} == {nc.Decoder}
 
 
 def test_a_run_of_the_cpu_goes_on_here_and_there_again(life, text, capsys):
