@@ -5,12 +5,14 @@ of each, and returns only records of the form that a training run writes.  A rec
 planned number of steps, so no checkpoint has to be read."""
 import os
 import pathlib
+import time
 
 from bpe import regular
 from nanoeuler_parts.files.logs import parse_record
 
 MOST_LOGS = 500              # maximum number of listed logs; the newest are kept
 MOST_BYTES = 1 << 20         # per read of a log
+LATEST_BYTES = 1 << 17       # at the end of a log, which are searched for its latest step
 LONGEST_TEXT, MOST_HEADS = 1 << 16, 64       # characters of a sample; losses in a record
 
 
@@ -37,13 +39,29 @@ def record_in(line):
     return {name: value for name, value in record.items() if len(name) <= 64 and valid(value)}
 
 
+def is_log(f):
+    """Whether the first line is the record of a step.  Files of prompts end in .jsonl, too."""
+    record = record_in(f.readline(1 << 16).decode("utf-8", "replace"))
+    return bool({"loss", "val_bits_per_byte"} & {*(record or ())})
+
+
+def latest_step(f, size):
+    """The latest step in a log: {step, n_steps, ms}; {} if there is none at the end of the log"""
+    f.seek(max(0, size - LATEST_BYTES))
+    for line in reversed(f.read(LATEST_BYTES).splitlines()):
+        record = record_in(line.decode("utf-8", "replace"))
+        if record and "loss" in record:
+            return {name: record.get(name) for name in ("step", "n_steps", "ms")}
+    return {}
+
+
 class Runs:
     """The logs that may be read.  A name that is not among them opens no file."""
 
     def __init__(self, folder, named=()):
         self.folder = pathlib.Path(folder)
         self.named = [pathlib.Path(path) for path in named]
-        self.known = {}                      # {(path, inode, size, time): is the file a log?}
+        self.known = {}                      # {(path, inode, size, time): its latest step}
 
     def paths(self):
         """{name: path} of the logs, the newest first"""
@@ -56,35 +74,36 @@ class Runs:
         newest = sorted(dated.items(), key=lambda item: -item[1][0])[:MOST_LOGS]
         files = {path for _, (_, path) in newest}
         self.known = {key: value for key, value in self.known.items() if key[0] in files}
-        return {name: path for name, (_, path) in newest if self.is_log(path)}
+        return {name: path for name, (_, path) in newest if self.latest(path) is not None}
 
     def name_of(self, path):
         """The name of a log on the page.  Bytes that are not UTF-8 become escapes."""
         here = path.resolve().parent == self.folder.resolve()
         return os.fsencode(path.name if here else path).decode("utf-8", "backslashreplace")
 
-    def is_log(self, path):
-        """Whether the first line is the record of a step.  Files of prompts end in .jsonl, too.
-        The page asks every two seconds, so a file is read again only after it has changed."""
+    def latest(self, path):
+        """The latest step of a log; None if the file is not a log.  The page asks every two
+        seconds, so a file is read again only after it has changed."""
         try:
             with opened(path) as f:
                 s = os.fstat(f.fileno())
                 key = path, s.st_ino, s.st_size, s.st_mtime_ns
                 if key not in self.known:
-                    record = record_in(f.readline(1 << 16).decode("utf-8", "replace"))
-                    self.known[key] = bool({"loss", "val_bits_per_byte"} & {*(record or ())})
+                    self.known[key] = latest_step(f, s.st_size) if is_log(f) else None
                 return self.known[key]
         except OSError:
-            return False
+            return None
 
     def listed(self, gone=None):
+        """Name, size, time and age in seconds of the last write, and latest step of each log"""
         found = []
         for name, path in self.paths().items():
             try:
                 s = path.stat()
             except OSError:
                 continue
-            found.append({"name": name, "bytes": s.st_size, "changed": s.st_mtime})
+            found.append({"name": name, "bytes": s.st_size, "changed": s.st_mtime,
+                          "age": time.time() - s.st_mtime, **(self.latest(path) or {})})
         return found
 
     def read(self, name, start, gone=None):

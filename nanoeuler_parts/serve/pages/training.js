@@ -3,8 +3,9 @@
 import { $, askJson, drawn, element } from "./common.js";
 
 const POLL_MS = 2000, GROWING = 30;          // seconds since the last write of a run that trains
-const POINTS = 300, WIDE = innerWidth < 500 ? 330 : 460, TALL = 210, LEFT = 44, RIGHT = 22, TOP = 8, BOTTOM = 22;
-const COLOURS = 8, DASHES = 4;
+const QUIET = 60, QUIET_STEPS = 5;           // without news for longer, a run is not said to train
+const POINTS = 300, WIDE = innerWidth < 500 ? 330 : 460, TALL = 210, LEFT = 44, RIGHT = 34, TOP = 8, BOTTOM = 22;
+const COLOURS = 8, DASHES = 4, LABEL = 11, NEAR = 16;    // height and width of a run's number
 // limits, so that no log can freeze the page
 const MOST_RUNS = 200, MOST_READS = 16, MOST_RECORDS = 50_000, MOST_STEPS = 2 ** 40;
 const MOST_HEADS = 64, MOST_GAPS = 50, MOST_TICKS = 12, MOST_SAMPLES = 8, LONGEST_SAMPLE = 4000;
@@ -16,6 +17,7 @@ const RANGES = {
 let runs = new Map();                        // name -> run, in the order of the list
 let byHand = false;                          // has the user chosen runs?
 let newestThen = null;                       // the newest run when the user chose
+let pinned = null, hovered = null;           // numbers of runs: highlighted by click, by mouse
 let timer = 0;
 
 function short(x) {
@@ -27,10 +29,12 @@ function short(x) {
 }
 
 function duration(seconds) {
-  const s = Math.max(0, Math.round(seconds)), two = (n) => String(n).padStart(2, "0");
-  const minutes = Math.floor(s / 60);
-  if (minutes < 60) return `${minutes}:${two(s % 60)}`;
-  return `${Math.floor(minutes / 60)}:${two(minutes % 60)}:${two(s % 60)}`;
+  const s = Math.max(0, Math.round(seconds)), minutes = Math.round(s / 60);
+  const hours = Math.floor(minutes / 60), rest = minutes % 60;
+  if (s < 90) return `${s} s`;
+  if (minutes < 90) return `${minutes} min`;
+  if (hours >= 48) return `${Math.round(hours / 24).toLocaleString("en")} days`;
+  return rest ? `${hours} h ${rest} min` : `${hours} h`;
 }
 
 const shortName = (name) => name.replace(/\.jsonl$/, "").replace(/.*\//, "");
@@ -47,7 +51,6 @@ function checked(raw) {
   for (const [name, range] of Object.entries(RANGES)) {
     if (within(raw[name], range)) record[name] = raw[name];
   }
-  if (isCount(raw.n_steps)) record.n_steps = raw.n_steps;
   if (Array.isArray(raw.heads) && raw.heads.length <= MOST_HEADS &&
       raw.heads.every((x) => within(x, RANGES.loss))) record.heads = raw.heads;
   if (typeof raw.sample === "string") record.sample = raw.sample.slice(0, LONGEST_SAMPLE);
@@ -65,7 +68,6 @@ function thinned(records) {
 function append(run, raws) {
   for (const record of raws.map(checked)) {
     if (!record) continue;
-    if (record.n_steps) run.planned = record.n_steps;
     if (record.sample !== undefined) run.samples = [...run.samples, record].slice(-MOST_SAMPLES);
     else run.records.push(record);
   }
@@ -75,55 +77,81 @@ function append(run, raws) {
 function forget(run) {
   run.records = [];
   run.samples = [];
-  run.planned = null;
 }
 
 // ---- the list of runs
 function newRun(name, number) {
-  const index = number - 1, round = Math.floor(index / COLOURS);
-  const run = { name, number, chosen: false, next: 0, colour: index % COLOURS,
-    dash: (index + round) % DASHES, changed: 0 };
+  const run = { name, number, chosen: false, slot: null, next: 0 };
   forget(run);
   return run;
 }
 
+// Takes over the time of the last write and the latest step from the server's list
+function renew(run, found) {
+  run.changed = Number(found.changed) || 0;
+  run.age = Number(found.age) || 0;
+  run.step = isCount(found.step) ? found.step : 0;
+  run.planned = isCount(found.n_steps) ? found.n_steps : 0;
+  run.ms = within(found.ms, RANGES.ms) ? found.ms : 0;
+}
+
+const hasEnded = (run) => run.planned > 0 && run.step >= run.planned;
+const isQuiet = (run) => run.age > Math.max(QUIET, QUIET_STEPS * run.ms / 1000);
+const trains = (run) => !hasEnded(run) && !isQuiet(run);
+
+function state(run) {
+  if (hasEnded(run)) return `ended ${duration(run.age)} ago`;
+  return isQuiet(run) ? `no news for ${duration(run.age)}` : "training";
+}
+
+// The first 8 chosen runs differ in color, the next 8 are dashed, and so on.
+const style = (slot) => ({ colour: slot % COLOURS, dash: Math.floor(slot / COLOURS) % DASHES });
+
+// A chosen run gets its former slot, or else the first one that is free.
+function select(run, chosen) {
+  run.chosen = chosen;
+  if (!chosen) return;
+  const taken = [...runs.values()].filter((r) => r.chosen && r !== run).map((r) => r.slot);
+  if (run.slot !== null && !taken.includes(run.slot)) return;
+  run.slot = 0;
+  while (taken.includes(run.slot)) run.slot++;
+}
+
 // Takes over what the server lists.  Runs that are being written count as equally new and keep
-// their places, so that two of them do not swap at each poll.  Returns whether the list changed.
+// their places, so that two of them do not swap at each poll.
 function arrange(listed) {
-  const before = [...runs.keys()];
-  const kept = before.filter((name) => listed.some((found) => found.name === name));
+  const kept = [...runs.keys()].filter((name) => listed.some((found) => found.name === name));
   const fresh = listed.map((found) => found.name).filter((name) => !runs.has(name));
   let number = Math.max(0, ...[...runs.values()].map((run) => run.number)) + fresh.length;
   const all = new Map();
   for (const name of fresh) all.set(name, newRun(name, number--));
   for (const name of kept) all.set(name, runs.get(name));
-  for (const found of listed) {
-    const run = all.get(found.name);
-    run.changed = Number(found.changed) || 0;
-  }
+  for (const found of listed) renew(all.get(found.name), found);
   const newest = Math.max(0, ...listed.map((found) => Number(found.changed) || 0));
   const age = (run) => newest - run.changed < GROWING ? 0 : newest - run.changed;
   runs = new Map([...all].sort(([, a], [, b]) => age(a) - age(b)));
-  return before.join("\n") !== [...runs.keys()].join("\n");
 }
+
+// The newest run that trains, or else the newest run
+const newestRun = () => [...runs.values()].find(trains) ?? runs.values().next().value;
 
 // Until the user chooses, the page follows the newest run; then it offers a newer one.
 function followNewest() {
-  const newest = runs.values().next().value, chosen = [...runs.values()].filter((r) => r.chosen);
-  if (!newest) return false;
+  const newest = newestRun(), chosen = [...runs.values()].filter((r) => r.chosen);
+  if (!newest) return;
   if (!byHand && !newest.chosen) {
     if (chosen.length) $("follow").textContent = `Now following ${newest.name}, the newest run.`;
     chooseAlone(newest);
-    return true;
+    return;
   }
   const offer = byHand && newest.name !== newestThen && !newest.chosen;
   if (byHand) $("follow").replaceChildren(...(offer ? [`${newest.name} is newer. `, element("button",
     { type: "button", onclick: () => followAgain() }, "Follow the newest run")] : []));
-  return false;
 }
 
 function chooseAlone(run) {
-  for (const other of runs.values()) other.chosen = other === run;
+  for (const other of runs.values()) other.chosen = false;
+  select(run, true);
 }
 
 function followAgain() {
@@ -132,28 +160,83 @@ function followAgain() {
   refresh();
 }
 
+// Replaces the children of an element.  The control that has the focus keeps it, by its name.
+function replaceChildren(parent, children) {
+  const name = parent.contains(document.activeElement) ? document.activeElement.name : "";
+  parent.replaceChildren(...children);
+  if (name) parent.querySelector(`[name="${CSS.escape(name)}"]`)?.focus();
+}
+
+let listedRows = "";                         // what the list shows
+
 function listRuns() {
-  const legend = $("runs").querySelector("legend"), focused = document.activeElement?.name;
-  $("runs").replaceChildren(legend, ...[...runs.values()].map((run) => {
+  const rows = JSON.stringify([...runs.values()].map((r) => [r.name, r.chosen, r.slot, state(r)]));
+  if (rows === listedRows) return;
+  listedRows = rows;
+  replaceChildren($("runs"), [$("runs").querySelector("legend"), ...[...runs.values()].map((run) => {
     const box = element("input", { type: "checkbox", name: run.name });
     box.checked = run.chosen;
     box.addEventListener("change", () => choose(run, box.checked));
-    return element("label", { class: "check" }, box, mark(run.colour, run.dash),
-      `${run.number} · ${run.name}`);
-  }));
-  if (focused) $("runs").querySelector(`input[name="${CSS.escape(focused)}"]`)?.focus();
+    return element("label", { class: "check", "data-run": run.number }, box,
+      ...(run.chosen ? [mark(style(run.slot))] : []),
+      element("span", {}, `${run.number} · ${run.name} `,
+        element("span", { class: "hint" }, state(run))));
+  })]);
 }
 
 function choose(run, chosen) {
-  run.chosen = chosen;
+  select(run, chosen);
+  if (pinned === run.number) pinned = null;
   byHand = true;
-  newestThen = runs.keys().next().value;
+  newestThen = newestRun().name;
   $("follow").textContent = "";
+  listRuns();
   draw();
   refresh();
 }
 
-function mark(colour, dash) {
+// ---- highlighting a run
+// The curves of other runs become faint.  A click on a name or a curve holds it until the next one.
+function highlight() {
+  const lit = highlighted(hovered, pinned)?.number ?? null;
+  for (const part of $("charts").querySelectorAll("[data-run]")) {
+    const own = lit === Number(part.dataset.run);
+    part.classList.toggle("lit", own);
+    part.classList.toggle("dim", lit !== null && !own);
+    if (own && part.ownerSVGElement) part.parentNode.append(part);       // above the others
+    if (part.matches("button")) part.setAttribute("aria-pressed", String(own && lit === pinned));
+  }
+}
+
+// The first of these runs that is drawn, if there are several to tell apart
+function highlighted(...numbers) {
+  const chosen = chosenRuns(), number = numbers.find((n) => chosen.some((r) => r.number === n));
+  return chosen.length > 1 ? chosen.find((run) => run.number === number) : undefined;
+}
+
+const runAt = (event) => highlighted(
+  Number(event.target.closest?.("[data-run]")?.dataset.run))?.number ?? null;
+
+function hover(event) {
+  if (event.pointerType !== "mouse") return;
+  const number = runAt(event);
+  if (number === hovered) return;
+  hovered = number;
+  highlight();
+}
+
+function pin(event) {
+  const number = runAt(event);
+  if (number === null) return;
+  pinned = pinned === number ? null : number;
+  highlight();
+  showTiles(chosenRuns());
+}
+
+document.addEventListener("pointerover", hover);
+$("charts").addEventListener("click", pin);
+
+function mark({ colour, dash }) {
   const svg = drawn("svg", { class: "mark", viewBox: "0 0 24 10", "aria-hidden": "true" });
   svg.append(drawn("line", { class: `line c${colour} d${dash}`, x1: 0, x2: 24, y1: 5, y2: 5 }));
   return svg;
@@ -163,6 +246,17 @@ function mark(colour, dash) {
 // One update at a time: two at once would read the same records twice.
 let updates = Promise.resolve();
 
+// Pending while a button is pressed: a click is lost if its target is replaced before the release.
+let released = Promise.resolve();
+
+document.addEventListener("pointerdown", () => {
+  released = new Promise((done) => {
+    for (const end of ["pointerup", "pointercancel"]) {
+      document.addEventListener(end, () => setTimeout(done), { once: true });
+    }
+  });
+});
+
 function refresh() {
   updates = updates.then(update);
   return updates;
@@ -171,13 +265,15 @@ function refresh() {
 async function update() {
   try {
     const { runs: listed } = await askJson("api/runs");
-    const changed = arrange(listed.slice(0, MOST_RUNS));
-    const switched = followNewest();
-    if (changed || switched) listRuns();
+    arrange(listed.slice(0, MOST_RUNS));
+    followNewest();
     $("none").hidden = runs.size > 0;
     const chosen = [...runs.values()].filter((run) => run.chosen);
     const news = await Promise.all(chosen.map(read));
-    if (changed || switched || news.some(Boolean)) draw();
+    await released;
+    listRuns();
+    if (news.some(Boolean) || namesOf(chosenRuns()) !== drawnNames) draw();
+    else showTiles(chosenRuns());
     $("announce").textContent = "";
   } catch (error) {
     report(error);
@@ -273,23 +369,33 @@ function rangeOf(points) {
   return [low - margin, high + margin];
 }
 
-// Numbers of runs at the ends of their curves; a number that would cover another moves away
-// from the nearer edge.
+// Numbers of runs beside the ends of their curves, each with a line in the color of its curve.
+// Numbers that would overlap move down, and then up, if there is no more space below.
 function endLabels(lines, x, y) {
-  const placed = [];
-  return lines.map(({ number, colour, parts }) => {
-    const [a, b] = parts.at(-1).at(-1), left = x(a) + 4;
-    const way = y(b) < TALL / 2 ? 10 : -10;
-    let top = y(b) + 3;
-    for (const other of placed.sort((p, q) => way * (p.top - q.top))) {
-      if (Math.abs(other.left - left) < 14 && Math.abs(other.top - top) < 10) top = other.top + way;
+  const labels = lines.map(({ run, colour, parts }) => {
+    const [a, b] = parts.at(-1).at(-1);
+    return { run, colour, x: x(a), y: y(b), top: y(b) };
+  }).sort((p, q) => p.y - q.y);
+  const near = (p, q) => Math.abs(p.x - q.x) < NEAR;
+  labels.forEach((label, i) => {
+    for (const other of labels.slice(0, i)) {
+      if (near(label, other)) label.top = Math.max(label.top, other.top + LABEL);
     }
-    placed.push({ left, top });
-    return drawn("text", { class: `end c${colour}`, x: left, y: top }, String(number));
   });
+  labels.reverse().forEach((label, i) => {
+    label.top = Math.min(label.top, TALL - BOTTOM);
+    for (const other of labels.slice(0, i)) {
+      if (near(label, other)) label.top = Math.min(label.top, other.top - LABEL);
+    }
+  });
+  return labels.flatMap((label) => [
+    drawn("line", { class: `line leader c${label.colour}`, "data-run": label.run, x1: label.x + 1,
+      y1: label.y, x2: label.x + 9, y2: label.top }),
+    drawn("text", { class: "end", "data-run": label.run, x: label.x + 11, y: label.top + 4 },
+      String(label.run))]);
 }
 
-// lines: [{name, inLegend, number, colour, dash, faint, dots, ends, parts: [[[x, y]]]}]
+// lines: [{name, inLegend, run, colour, dash, faint, dots, ends, parts: [[[x, y]]]}]
 function figure(title, meaning, lines) {
   const drawable = lines.filter((line) => line.parts.length);
   if (!drawable.length) return null;
@@ -302,46 +408,50 @@ function figure(title, meaning, lines) {
     const [step, value] = line.parts.at(-1).at(-1);
     return `${line.name}: ${short(value)} at step ${Math.round(step)}`;
   });
+  const several = drawable.some((line) => line.run !== undefined);
   const svg = drawn("svg", { viewBox: `0 0 ${WIDE} ${TALL}`, role: "img",
     "aria-label": `${title}. ${latest.join("; ")}` });
   for (const t of ticks(low, high)) {
     svg.append(drawn("line", { class: "axis", x1: LEFT, x2: WIDE - RIGHT, y1: y(t), y2: y(t) }),
       drawn("text", { x: LEFT - 5, y: y(t) + 3, "text-anchor": "end" }, short(t)));
   }
+  svg.append(drawn("text", { x: LEFT - 8, y: TALL - 6, "text-anchor": "end" }, "step"));
   for (const t of ticks(0, right)) {
     svg.append(drawn("text", { x: x(t), y: TALL - 6, "text-anchor": "middle" }, short(t)));
   }
   for (const line of drawable) svg.append(...curve(line, x, y));
   svg.append(...endLabels(drawable.filter((line) => line.ends), x, y));
-  const legend = element("div", { class: "legend", "aria-hidden": "true" },
-    ...drawable.filter((line) => !line.faint).map((line) =>
-      element("span", {}, mark(line.colour, line.dash), line.inLegend)));
+  const legend = element("div", { class: "legend", "aria-hidden": several ? undefined : "true" },
+    ...drawable.filter((line) => !line.faint).map((line) => several ?
+      element("button", { type: "button", class: "quiet", name: `${title} ${line.run}`,
+        title: "Highlight this run", "data-run": line.run }, mark(line), line.inLegend) :
+      element("span", {}, mark(line), line.inLegend)));
   return element("figure", {}, element("figcaption", {}, title),
     element("p", { class: "hint" }, meaning), svg, legend);
 }
 
-function curve({ colour, dash, faint, dots, parts }, x, y) {
+function curve({ run, colour, dash, faint, dots, parts }, x, y) {
   const points = (part) => part.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join(" ");
-  const style = `line c${colour} d${dash}${faint ? " faint" : ""}`;
-  const drawnParts = parts.map((part) => drawn("polyline", { class: style, points: points(part) }));
+  const owner = run === undefined ? {} : { "data-run": run };
+  const look = `line c${colour} d${dash}${faint ? " faint" : ""}`;
+  const drawnParts = parts.map((part) => drawn("polyline", { class: look, points: points(part),
+    ...owner }));
   if (!dots) return drawnParts;
   return [...drawnParts, ...parts.flat().map(([a, b]) => drawn("circle",
-    { class: `c${colour}`, fill: "currentColor", cx: x(a), cy: y(b), r: 2.6 }))];
+    { class: `c${colour}`, fill: "currentColor", cx: x(a), cy: y(b), r: 2.6, ...owner }))];
 }
 
-// Kinds of curves: [name, value of a record, style].  One run: a colour for each kind.  Several
-// runs: a colour and a dash for each run, and its number at the end of its curve.
+// Kinds of curves: [name, value of a record, look].  One run: a colour for each kind.  Several
+// runs: the style of each run, and its number at the end of its curve.
 function lines(chosen, ...kinds) {
   const alone = chosen.length === 1, found = [];
   for (const run of chosen) {
-    kinds.forEach(([kind, value, style = {}], k) => {
+    kinds.forEach(([kind, value, look = {}], k) => {
       const inLegend = alone ? kind : `${run.number} · ${shortName(run.name)}`;
       const name = alone ? kind : `${inLegend}, ${kind}`;
-      const [colour, dash] = alone ? [k % COLOURS, Math.floor(k / COLOURS) % DASHES] :
-        [run.colour, run.dash];
-      found.push({ name, inLegend, number: run.number, colour, dash, dots: style.dots,
-        faint: !alone && style.faint, ends: !alone && !style.faint,
-        parts: series(run, value, style.dots) });
+      found.push({ name, inLegend, run: alone ? undefined : run.number, dots: look.dots,
+        faint: !alone && look.faint, ends: !alone && !look.faint,
+        parts: series(run, value, look.dots), ...style(alone ? k : run.slot) });
     });
   }
   return found;
@@ -352,7 +462,8 @@ const headsOf = (run) => run.records.reduce((most, r) => Math.max(most, r.heads?
 function lossFigure(chosen) {
   const heads = chosen.length === 1 ? headsOf(chosen[0]) : 0;
   if (heads < 2) {
-    return figure("Loss", "Mean cross-entropy of the next token, in nats. Lower is better.",
+    return figure("Loss", "Mean cross-entropy of the next token, in nats. Lower is better. Nats " +
+      "divided by ln 2 are bits.",
       lines(chosen, ["loss", (r) => r.loss]));
   }
   return figure("Loss of each head", "Mean cross-entropy, in nats. Head 0 predicts the next token, " +
@@ -360,16 +471,21 @@ function lossFigure(chosen) {
   lines(chosen, ...Array.from({ length: heads }, (_, k) => [`head ${k}`, (r) => r.heads?.[k]])));
 }
 
+const chosenRuns = () => [...runs.values()].filter((run) => run.chosen && run.records.length);
+const namesOf = (chosen) => chosen.map((run) => run.name).join("\n");
+let drawnNames = "";
+
 function draw() {
-  const chosen = [...runs.values()].filter((run) => run.chosen && run.records.length);
+  const chosen = chosenRuns();
+  drawnNames = namesOf(chosen);
   const validated = (run) => run.records.some((r) => r.val_bits_per_byte !== undefined);
   const faint = chosen.length > 1 && chosen.every(validated);
-  $("charts").replaceChildren(...[
+  replaceChildren($("charts"), [
     figure("Bits per byte", "Bits that the model needs to encode a byte of text; lower is better. " +
-      `The model does not train on held-out text: if that curve rises, the model overfits.${
+      `The model does not train on the text of the validation: if that curve rises, the model overfits.${
       faint ? " Faint lines: batches." : ""}`,
     lines(chosen, ["batch", (r) => r.bits_per_byte, { faint }],
-      ["held out", (r) => r.val_bits_per_byte, { dots: true }])),
+      ["validation", (r) => r.val_bits_per_byte, { dots: true }])),
     lossFigure(chosen),
     figure("Learning rate (lr)", "How far a step moves the weights. It rises during the warm-up and " +
       "falls towards the end.", lines(chosen, ["lr", (r) => r.lr])),
@@ -378,39 +494,46 @@ function draw() {
     figure("Gradient norm (|g|)", "Length of the gradient before clipping. Sudden peaks mean " +
       "unstable steps: try a lower learning rate.", lines(chosen, ["|g|", (r) => r.norm])),
   ].filter(Boolean));
+  highlight();
   showTiles(chosen);
   showSamples(chosen);
 }
 
-// Computed from the planned steps, which the records of a log say, and the
-// milliseconds of the latest ones
+// From the planned steps, which the records of a log say, and the milliseconds of the latest ones
 function timeLeft(run, step, ms) {
-  const { planned } = run;
-  if (!planned || !Number.isFinite(ms)) return "not known yet";
-  return step >= planned ? "done" : duration((planned - step) * ms / 1000);
+  if (!trains(run)) return state(run);
+  if (!run.planned || !Number.isFinite(ms)) return "not known yet";
+  return duration((run.planned - step) * ms / 1000);
 }
 
+// The numbers of the highlighted run, or else of the first chosen one
 function showTiles(chosen) {
-  const [run] = chosen, late = run?.records.filter(isStep).slice(-50) ?? [], last = late.at(-1);
-  if (!last) return $("tiles").replaceChildren();
+  const run = highlighted(pinned) ?? chosen[0];
+  const late = run?.records.filter(isStep).slice(-50) ?? [], last = late.at(-1);
+  $("tiles").hidden = !last;
+  if (!last) return;
   const mean = (name) => {
     const values = late.map((r) => r[name]).filter((x) => x !== undefined);
     return values.length ? values.reduce((a, b) => a + b, 0) / values.length : NaN;
   };
   const number = (x, text) => Number.isFinite(x) ? text(x) : "unknown";
+  const bits = (x) => number(x, (bpb) => bpb.toFixed(3));
   const held = run.records.findLast((r) => r.val_bits_per_byte !== undefined);
-  const { planned } = run;
-  const of = planned ? ` / ${planned.toLocaleString("en")}` : "";
-  const facts = [
-    ...(chosen.length > 1 ? [["run", `${run.number} · ${shortName(run.name)}`]] : []),
-    ["step", `${last.step.toLocaleString("en")}${of}`],
-    ["time left", timeLeft(run, last.step, mean("ms"))],
-    ["tokens per second", number(mean("tokens_per_s"), short)],
-    last.bits_per_byte === undefined ? ["loss", number(mean("loss"), short)] :
-      ["bits per byte, batch", mean("bits_per_byte").toFixed(3)],
-    ["bits per byte, held out", held ? held.val_bits_per_byte.toFixed(3) : "not yet"]];
-  $("tiles").replaceChildren(...facts.map(([name, text]) =>
-    element("div", {}, element("dt", {}, name), element("dd", {}, text))));
+  const of = run.planned ? ` / ${run.planned.toLocaleString("en")}` : "";
+  const facts = {
+    run: `${run.number} · ${shortName(run.name)}`,
+    step: `${last.step.toLocaleString("en")}${of}`,
+    left: timeLeft(run, last.step, mean("ms")),
+    speed: number(mean("tokens_per_s"), short),
+    loss: number(mean("loss"), short),
+    batch: bits(mean("bits_per_byte")),
+    held: held ? bits(held.val_bits_per_byte) : "not yet",
+    lr: number(last.lr, short),
+    norm: number(last.norm, short),
+  };
+  for (const value of $("tiles").querySelectorAll("[data-tile]")) {
+    value.textContent = facts[value.dataset.tile];
+  }
 }
 
 // The latest texts.  Several runs share the places, the newest run first.
