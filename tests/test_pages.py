@@ -309,6 +309,7 @@ def steps(n, **more):
 
 class Logs(dict):
     """{name: (time of the last write, records)}, in place of the server's logs"""
+    now = 0                                  # the server's time; a later write counts as just now
 
     def routes(self):
         self.asked = []                      # (name, first record) of each read
@@ -316,8 +317,9 @@ class Logs(dict):
 
     def runs(self, route):
         newest = sorted(self.items(), key=lambda item: -item[1][0])
-        route.fulfill(json={"runs": [{"name": name, "changed": changed}
-                                     for name, (changed, _) in newest]})
+        route.fulfill(json={"runs": [
+            {**latest(records), "name": name, "changed": changed, "age": max(0, self.now - changed)}
+            for name, (changed, records) in newest]})
 
     def records(self, route):
         asked = parse_qs(urlsplit(route.request.url).query)
@@ -327,6 +329,11 @@ class Logs(dict):
         raw = json.dumps({"records": records[start:], "next": len(records), "anew": False,
                           "more": False})
         route.fulfill(body=raw, content_type="application/json")
+
+
+def latest(records):
+    step = next((r for r in reversed(records) if isinstance(r, dict) and "loss" in r), {})
+    return {name: step.get(name) for name in ("step", "n_steps", "ms")}
 
 
 def polled(page, holds):
@@ -345,20 +352,20 @@ def first_chart(page):
 
 def named(page):
     """The runs in the order of the list"""
-    return [text.split(" · ")[1] for text in page.locator("#runs label").all_inner_texts()]
+    return page.locator("#runs input").evaluate_all("boxes => boxes.map((box) => box.name)")
 
 
 def tile(page, name):
-    return page.locator(f"#tiles div:has(dt:text-is('{name}')) dd").inner_text()
+    return page.locator(f"#tiles details:has(.name:text-is('{name}')) .value").inner_text()
 
 
-@pytest.mark.parametrize(("planned", "left"), [(200, "0:12"), (80, "done"),
+@pytest.mark.parametrize(("planned", "left"), [(200, "12 s"), (80, "ended 0 s ago"),
                                                (None, "not known yet")])
 def test_time_left_of_a_run_by_minutes(opened, address, planned, left):
     """Its log records the steps planned so far; it may end before it writes any checkpoint."""
     logs = Logs({"run.jsonl": (1000, steps(80, n_steps=planned))})
     page = opened(f"{address}/training", routes=logs.routes())
-    page.wait_for_selector("#tiles dd")
+    page.wait_for_selector("#tiles")
     assert tile(page, "time left") == left
 
 
@@ -368,18 +375,18 @@ def test_the_newest_run_is_first_and_followed_until_the_user_chooses(opened, add
     page.wait_for_selector("#charts svg")
     logs["new.jsonl"] = 2000, steps(30)
     polled(page, lambda: "step 30" in first_chart(page))
-    assert page.inner_text("#follow") == "Now following new.jsonl, the newest run."
+    assert page.inner_text("#follow") == "Now following new.jsonl, which is training."
     assert named(page) == ["new.jsonl", "old.jsonl"]
     assert page.locator("#runs :checked").count() == 1 and page.is_checked("[name='new.jsonl']")
     page.uncheck("[name='new.jsonl']")
     page.check("[name='old.jsonl']")
     logs["newer.jsonl"] = 3000, steps(40)
-    polled(page, lambda: "newer.jsonl is newer" in page.inner_text("#follow"))
+    polled(page, lambda: "newer.jsonl is training" in page.inner_text("#follow"))
     assert page.is_checked("[name='old.jsonl']") and "step 20" in first_chart(page)
-    page.click("#follow >> text=Follow the newest run")
+    page.click("#follow >> text=Follow this run")
     polled(page, lambda: "step 40" in first_chart(page))
     assert named(page) == ["newer.jsonl", "new.jsonl", "old.jsonl"]
-    assert page.inner_text("#follow") == "Now following newer.jsonl, the newest run."
+    assert page.inner_text("#follow") == "Now following newer.jsonl, which is training."
 
 
 def test_an_older_run_that_is_resumed_is_followed(opened, address):
@@ -397,7 +404,7 @@ def test_an_older_run_that_is_resumed_is_followed(opened, address):
 
 
 def test_eight_runs_can_be_told_apart(opened, address):
-    """By color and dash, and by a number at the end of the curve, even where all end together."""
+    """By color, and by a number at the end of the curve, even where all end together."""
     logs = Logs({f"{c}.jsonl": (1000, steps(20)) for c in "abcdefgh"})
     page = opened(f"{address}/training", routes=logs.routes())
     page.wait_for_selector("#charts svg")
@@ -405,12 +412,12 @@ def test_eight_runs_can_be_told_apart(opened, address):
         box.check()
     wait(page, "document.querySelectorAll('#charts figure:first-child .end').length === 8")
     drawn = page.locator("#charts figure:first-child polyline").all()
-    assert len({line.get_attribute("class") for line in drawn}) == 8
+    assert {line.get_attribute("class") for line in drawn} == {f"line c{i} d0" for i in range(8)}
     ends = page.locator("#charts figure:first-child .end")
     assert sorted(ends.all_text_contents()) == [*"12345678"]
     heights = sorted(float(end.get_attribute("y")) for end in ends.all())
     assert all(b - a > 9 for a, b in pairwise(heights)) and 0 < heights[0] < heights[-1] < 210
-    legend = page.locator("#charts figure:first-child .legend > span").all_inner_texts()
+    legend = page.locator("#charts figure:first-child .legend > button").all_inner_texts()
     assert {text.strip() for text in legend} == {f"{i + 1} · {c}" for i, c in enumerate("hgfedcba")}
 
 
@@ -437,7 +444,7 @@ def test_several_runs_share_the_sampled_texts(opened, address):
     assert said == [f"{age} {c}" for c in "abcd" for age in ("new", "old")]
     assert page.locator("#charts figure:first-child polyline").count() == 8
     assert page.locator("#charts figure:first-child .faint").count() == 4
-    assert page.locator("#charts figure:first-child .legend > span").count() == 4
+    assert page.locator("#charts figure:first-child .legend > button").count() == 4
 
 
 def test_polls_do_not_overlap(opened, address):
@@ -454,7 +461,7 @@ def test_polls_do_not_overlap(opened, address):
     assert len(held) == 1
     page.route("**/api/run?*", logs.records)
     logs.records(held[0])
-    wait(page, "document.querySelectorAll('#tiles dd').length > 0")
+    wait(page, "!document.querySelector('#tiles').hidden")
     polled(page, lambda: len(logs.asked) > 1)
     assert logs.asked[:2] == [("a.jsonl", 0), ("a.jsonl", 9)]
 
@@ -815,3 +822,133 @@ def test_axe_finds_nothing(opened, address, axe, what, scheme):
     assert not [(v["id"], v["impact"], [n["html"][:200] for n in v["nodes"]])
                 for v in found["violations"]]
     assert len(found["passes"]) > 10
+
+
+# ---- many runs
+def runs_shown(opened, address, logs, **options):
+    """The training page with every run chosen"""
+    page = opened(f"{address}/training", routes=logs.routes(), **options)
+    page.wait_for_selector("#charts svg")
+    for box in page.locator("#runs input").all():
+        box.check()
+    ends = "document.querySelectorAll('#charts figure:first-child .end').length"
+    wait(page, f"{ends} === {len(logs)}")
+    return page
+
+
+def test_twelve_runs_can_be_told_apart(opened, address):
+    """Eight colors, then dashes.  A run keeps its color while others are hidden, and the runs that
+    remain never share one.  Numbers at equal ends do not overlap."""
+    page = runs_shown(opened, address, Logs({f"{i}.jsonl": (1, steps(9)) for i in range(12)}))
+    first = page.locator("#charts figure:first-child")
+    looks = first.locator("polyline").evaluate_all("all => all.map((e) => e.classList.value)")
+    assert {*looks} == {f"line c{i % 8} d{i // 8}" for i in range(12)}
+    heights = sorted(float(end.get_attribute("y")) for end in first.locator(".end").all())
+    assert all(b - a > 9 for a, b in pairwise(heights)) and 0 < heights[0] < heights[-1] < 210
+    for box in page.locator("#runs input").all()[:6]:
+        box.uncheck()
+    wait(page, "document.querySelectorAll('#charts figure:first-child .end').length === 6")
+    kept = first.locator("polyline").evaluate_all("all => all.map((e) => e.classList.value)")
+    assert len({*kept} & {*looks}) == 6
+    assert page.locator("#runs .mark").count() == 6
+
+
+def test_a_run_is_highlighted(opened, address):
+    """By click on its name under a chart, by key, and by mouse; the highlight and the focus stay
+    when a poll draws the charts again."""
+    logs = Logs({f"{c}.jsonl": (1, steps(9 + i)) for i, c in enumerate("abc")})
+    page = runs_shown(opened, address, logs, clock=True)
+    lit = "[...document.querySelectorAll('#charts polyline.lit')].map((e) => e.dataset.run).join()"
+    dim = "document.querySelectorAll('#charts polyline.dim').length"
+    page.locator("#runs label").first.hover()
+    assert page.evaluate(lit) == "3,3,3,3,3" and page.evaluate(dim) == 10
+    page.mouse.move(1, 1)
+    assert page.evaluate(lit) == "" and page.evaluate(dim) == 0
+    button = page.locator("#charts figure:first-child .legend button[data-run='1']")
+    button.focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate(lit) == "1,1,1,1,1" and button.get_attribute("aria-pressed") == "true"
+    assert tile(page, "run") == "1 · c" and tile(page, "step") == "11"
+    logs["c.jsonl"] = 1, steps(20)
+    polled(page, lambda: "step 20" in first_chart(page))
+    assert page.evaluate(lit) == "1,1,1,1,1" and tile(page, "step") == "20"
+    assert page.evaluate("document.activeElement.dataset.run") == "1"
+    page.keyboard.press("Enter")
+    assert page.evaluate(lit) == "" and tile(page, "run") == "3 · a"
+
+
+def test_a_click_outlives_a_poll(opened, address):
+    """Between press and release, no poll replaces the button."""
+    logs = Logs({f"{c}.jsonl": (1, steps(9)) for c in "ab"})
+    page = runs_shown(opened, address, logs, clock=True)
+    page.locator("#charts .legend button").first.hover()
+    page.mouse.down()
+    logs["b.jsonl"] = logs["a.jsonl"] = 1, steps(20)
+    before = len(logs.asked)
+    for _ in range(5):
+        page.clock.fast_forward(2100)
+        page.wait_for_timeout(20)
+    assert len(logs.asked) <= before + 2 and "step 9" in first_chart(page)
+    page.mouse.up()
+    polled(page, lambda: "step 20" in first_chart(page))
+    assert page.locator("#charts .legend [aria-pressed=true]").count() == 5
+
+
+def test_a_run_that_trains_is_followed_and_others_say_how_they_ended(opened, address):
+    """The newest run has ended, an older one still trains, and one has no news.  A run whose steps
+    are slow is not called quiet between them."""
+    logs = Logs({"ended.jsonl": (1000, steps(80, n_steps=80)),
+                 "trains.jsonl": (990, steps(20, n_steps=80)),
+                 "slow.jsonl": (910, steps(20, n_steps=80) + [
+                     {"step": 21, "loss": 3.0, "ms": 50_000.0, "n_steps": 80}]),
+                 "stopped.jsonl": (820, steps(30, n_steps=80))})
+    logs.now = 1000
+    page = opened(f"{address}/training", routes=logs.routes(), clock=True)
+    page.wait_for_selector("#charts svg")
+    assert page.is_checked("[name='trains.jsonl']") and tile(page, "time left") == "6 s"
+    states = dict(zip(named(page), page.locator("#runs .hint").all_inner_texts(), strict=True))
+    assert states == {"ended.jsonl": "ended 0 s ago", "trains.jsonl": "training",
+                      "slow.jsonl": "training", "stopped.jsonl": "no news for 3 min"}
+    page.uncheck("[name='trains.jsonl']")
+    page.check("[name='stopped.jsonl']")
+    polled(page, lambda: tile(page, "time left") == "no news for 3 min")
+    logs.now += 7200                         # nothing is written, and the texts still change
+    polled(page, lambda: tile(page, "time left") == "no news for 2 h 3 min")
+
+
+def test_every_number_is_explained_by_tap_and_key(opened, address):
+    page = opened(f"{address}/training", routes=Logs({"a.jsonl": (1, steps(9))}).routes(),
+                  viewport=NARROW, has_touch=True)
+    page.wait_for_selector("#charts svg")
+    tiles = page.locator("#tiles details")
+    assert tiles.count() == 9
+    for tile_ in tiles.all():
+        explained = tile_.locator("p")
+        assert explained.is_hidden() and len(explained.text_content().split()) > 8
+        tile_.locator("summary").tap()
+        assert explained.is_visible()
+        tile_.locator("summary").press("Enter")
+        assert explained.is_hidden()
+
+
+def test_touch_targets_of_a_phone(opened, address):
+    logs = Logs({f"{'long-name-' * 9}{c}.jsonl": (1, steps(9)) for c in "ab"})
+    page = runs_shown(opened, address, logs, viewport=NARROW)
+    heights = page.locator("a, button:visible, summary, #runs label").evaluate_all(
+        "all => all.map((e) => e.getBoundingClientRect().height)")
+    assert len(heights) > 20 and min(heights) >= 44
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
+
+
+@pytest.mark.parametrize("found", [{"age": 1e308, "n_steps": 1e300}, {"age": -5, "step": "9"},
+                                   {"age": None, "step": -1, "ms": {}}, {"age": [], "n_steps": 0},
+                                   {"n_steps": 2**40, "ms": 1e12, "step": 1}])
+def test_a_hostile_list_does_not_freeze_the_page(opened, address, found):
+    logs = Logs({"a.jsonl": (1, steps(9))})
+    routes = logs.routes() | {"**/api/runs": lambda route: route.fulfill(
+        json={"runs": [{"name": "a.jsonl", "changed": 1, **found}]})}
+    page = opened(f"{address}/training", routes=routes)
+    page.wait_for_selector("#charts svg")
+    assert page.inner_text("#announce") == ""
+    shown = page.inner_text("#runs") + page.inner_text("#tiles")
+    assert not {"NaN", "undefined", "null", "Infinity"} & {*shown.split()} and len(shown) < 400

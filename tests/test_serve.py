@@ -937,6 +937,26 @@ def test_the_newest_log_is_listed_first(file, tmp_path, monkeypatch):
     assert names == ["c.jsonl", "b.jsonl", "a.jsonl"]
 
 
+def test_the_list_says_the_latest_step_of_a_log(file, tmp_path, monkeypatch):
+    """The page tells from it whether a run trains; the lines after that step may be a sample, a
+    validation and half a line."""
+    log = tmp_path / "a.jsonl"
+    log.write_text("".join(f'{{"step": {i}, "loss": 5.0, "ms": 40.0, "n_steps": 9000}}\n'
+                           for i in range(1, 9001)), encoding="utf-8")
+    with open(log, "a", encoding="utf-8") as f:
+        f.write(json.dumps({"step": 9000, "sample": "x" * 60_000}) + "\n")
+        f.write('{"step": 9000, "val_bits_per_byte": 2.5}\n{"step": 9001, "lo')
+    (tmp_path / "b.jsonl").write_text('{"step": 1, "loss": 1, "n_steps": 1e999, "ms": NaN}\n' +
+                                      "x" * (1 << 18), encoding="utf-8")
+    changed = log.stat().st_mtime
+    monkeypatch.chdir(tmp_path)
+    with serving(file) as (at, _):
+        found = {run["name"]: run for run in send(at, "GET", "/api/runs")[2]["runs"]}
+    assert {"step": 9000, "n_steps": 9000, "ms": 40.0}.items() <= found["a.jsonl"].items()
+    assert found["a.jsonl"]["changed"] == changed and -5 < found["a.jsonl"]["age"] < 100
+    assert "step" not in found["b.jsonl"]
+
+
 def test_a_log_that_begins_with_a_validation_is_listed(file, tmp_path, monkeypatch):
     """As one whose first lines were cut off"""
     record = {"step": 10, "val_bits_per_byte": 2.5, "windows": 64}

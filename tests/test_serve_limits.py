@@ -426,7 +426,8 @@ def test_any_name_can_be_sent(file, tmp_path, monkeypatch):
 
 
 def test_the_list_of_runs_reads_little(file, tmp_path, monkeypatch):
-    """The beginning of each log, once, and nothing of the files beside them, whatever they are"""
+    """The first and the last record of each log, once, and nothing of the files beside them,
+    whatever they are"""
     from nanoeuler_parts.serve import runs
     monkeypatch.chdir(tmp_path)
     for i in range(3):
@@ -439,10 +440,10 @@ def test_the_list_of_runs_reads_little(file, tmp_path, monkeypatch):
     found = runs.Runs(tmp_path)
     for _ in range(3):
         assert {r["name"] for r in found.listed()} == {"0.jsonl", "1.jsonl", "2.jsonl"}
-    assert len(read) == 3 and {*names} == {"0.jsonl", "1.jsonl", "2.jsonl"}
+    assert len(read) == 6 and {*names} == {"0.jsonl", "1.jsonl", "2.jsonl"}
     with open(tmp_path / "1.jsonl", "a", encoding="utf-8") as f:
         f.write('{"step": 2, "loss": 4.0}\n')
-    assert len(found.listed()) == 3 and len(read) == 4
+    assert len(found.listed()) == 3 and len(read) == 8
 
 
 def test_a_checkpoint_that_was_replaced_explains_nothing(tmp_path, tokenizer):

@@ -11,12 +11,13 @@ const MOST_RUNS = 200, MOST_READS = 16, MOST_RECORDS = 50_000, MOST_STEPS = 2 **
 const MOST_HEADS = 64, MOST_GAPS = 50, MOST_TICKS = 12, MOST_SAMPLES = 8, LONGEST_SAMPLE = 4000;
 const RANGES = {
   loss: [-1e12, 1e12], bits_per_byte: [-1e12, 1e12], val_bits_per_byte: [-1e12, 1e12],
-  lr: [0, 1e6], norm: [0, 1e15], ms: [0, 1e12], tokens_per_s: [0, 1e15],
+  lr: [0, 1e6], norm: [0, 1e15], ms: [0, 1e12], tokens_per_s: [0, 1e15], age: [0, 1e10],
 };
 
 let runs = new Map();                        // name -> run, in the order of the list
 let byHand = false;                          // has the user chosen runs?
 let newestThen = null;                       // the newest run when the user chose
+let offered = "";                            // name of the run that the page offers to follow
 let pinned = null, hovered = null;           // numbers of runs: highlighted by click, by mouse
 let timer = 0;
 
@@ -89,7 +90,7 @@ function newRun(name, number) {
 // Takes over the time of the last write and the latest step from the server's list
 function renew(run, found) {
   run.changed = Number(found.changed) || 0;
-  run.age = Number(found.age) || 0;
+  run.age = within(found.age, RANGES.age) ? found.age : 0;
   run.step = isCount(found.step) ? found.step : 0;
   run.planned = isCount(found.n_steps) ? found.n_steps : 0;
   run.ms = within(found.ms, RANGES.ms) ? found.ms : 0;
@@ -135,18 +136,21 @@ function arrange(listed) {
 // The newest run that trains, or else the newest run
 const newestRun = () => [...runs.values()].find(trains) ?? runs.values().next().value;
 
-// Until the user chooses, the page follows the newest run; then it offers a newer one.
+// Until the user chooses, the page follows `newestRun`; then it offers another such run.
 function followNewest() {
   const newest = newestRun(), chosen = [...runs.values()].filter((r) => r.chosen);
   if (!newest) return;
   if (!byHand && !newest.chosen) {
-    if (chosen.length) $("follow").textContent = `Now following ${newest.name}, the newest run.`;
+    const why = trains(newest) ? "which is training" : "the newest run";
+    if (chosen.length) $("follow").textContent = `Now following ${newest.name}, ${why}.`;
     chooseAlone(newest);
     return;
   }
-  const offer = byHand && newest.name !== newestThen && !newest.chosen;
-  if (byHand) $("follow").replaceChildren(...(offer ? [`${newest.name} is newer. `, element("button",
-    { type: "button", onclick: () => followAgain() }, "Follow the newest run")] : []));
+  const offer = byHand && newest.name !== newestThen && !newest.chosen ? newest.name : "";
+  if (!byHand || offer === offered) return;
+  offered = offer;
+  $("follow").replaceChildren(...(offer ? [`${offer} is ${trains(newest) ? "training" : "newer"}. `,
+    element("button", { type: "button", onclick: () => followAgain() }, "Follow this run")] : []));
 }
 
 function chooseAlone(run) {
@@ -156,7 +160,7 @@ function chooseAlone(run) {
 
 function followAgain() {
   byHand = false;
-  $("follow").textContent = "";
+  offered = $("follow").textContent = "";
   refresh();
 }
 
@@ -167,21 +171,28 @@ function replaceChildren(parent, children) {
   if (name) parent.querySelector(`[name="${CSS.escape(name)}"]`)?.focus();
 }
 
-let listedRows = "";                         // what the list shows
+// The elements of a run in the list: a label with a check box, the mark of its curve and its state
+function newRow(run) {
+  const box = element("input", { type: "checkbox", name: run.name });
+  box.addEventListener("change", () => choose(run, box.checked));
+  const sign = element("span", { class: "sign" }), said = element("span", { class: "hint" });
+  const label = element("label", { class: "check", "data-run": run.number }, box, sign,
+    element("span", {}, `${run.number} · ${run.name} `, said));
+  return { label, box, sign, said };
+}
 
 function listRuns() {
-  const rows = JSON.stringify([...runs.values()].map((r) => [r.name, r.chosen, r.slot, state(r)]));
-  if (rows === listedRows) return;
-  listedRows = rows;
-  replaceChildren($("runs"), [$("runs").querySelector("legend"), ...[...runs.values()].map((run) => {
-    const box = element("input", { type: "checkbox", name: run.name });
-    box.checked = run.chosen;
-    box.addEventListener("change", () => choose(run, box.checked));
-    return element("label", { class: "check", "data-run": run.number }, box,
-      ...(run.chosen ? [mark(style(run.slot))] : []),
-      element("span", {}, `${run.number} · ${run.name} `,
-        element("span", { class: "hint" }, state(run))));
-  })]);
+  for (const run of runs.values()) {
+    run.row ??= newRow(run);
+    run.row.box.checked = run.chosen;
+    run.row.sign.replaceChildren(...(run.chosen ? [mark(style(run.slot))] : []));
+    run.row.said.textContent = state(run);
+  }
+  const legend = $("runs").querySelector("legend");
+  const rows = [legend, ...[...runs.values()].map((run) => run.row.label)];
+  const same = rows.length === $("runs").children.length &&
+    rows.every((row, i) => row === $("runs").children[i]);
+  if (!same) replaceChildren($("runs"), rows);
 }
 
 function choose(run, chosen) {
@@ -189,7 +200,7 @@ function choose(run, chosen) {
   if (pinned === run.number) pinned = null;
   byHand = true;
   newestThen = newestRun().name;
-  $("follow").textContent = "";
+  offered = $("follow").textContent = "";
   listRuns();
   draw();
   refresh();
@@ -266,12 +277,13 @@ async function update() {
   try {
     const { runs: listed } = await askJson("api/runs");
     arrange(listed.slice(0, MOST_RUNS));
+    await released;
     followNewest();
+    listRuns();
     $("none").hidden = runs.size > 0;
     const chosen = [...runs.values()].filter((run) => run.chosen);
     const news = await Promise.all(chosen.map(read));
     await released;
-    listRuns();
     if (news.some(Boolean) || namesOf(chosenRuns()) !== drawnNames) draw();
     else showTiles(chosenRuns());
     $("announce").textContent = "";
