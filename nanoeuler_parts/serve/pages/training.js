@@ -4,7 +4,8 @@ import { $, askJson, drawn, element } from "./common.js";
 
 const POLL_MS = 2000, GROWING = 30;          // seconds since the last write of a run that trains
 const QUIET = 60, QUIET_STEPS = 5;           // without news for longer, a run is not said to train
-const POINTS = 300, WIDE = innerWidth < 500 ? 330 : 460, TALL = 210, LEFT = 44, RIGHT = 34, TOP = 8, BOTTOM = 22;
+const POINTS = 300, WIDE = innerWidth < 500 ? 330 : 460;
+const TALL = 210, LEFT = 44, RIGHT = 34, TOP = 8, BOTTOM = 22;
 const COLOURS = 8, DASHES = 4, LABEL = 11, NEAR = 16;    // height and width of a run's number
 // limits, so that no log can freeze the page
 const MOST_RUNS = 200, MOST_READS = 16, MOST_RECORDS = 50_000, MOST_STEPS = 2 ** 40;
@@ -494,7 +495,7 @@ function draw() {
   const faint = chosen.length > 1 && chosen.every(validated);
   replaceChildren($("charts"), [
     figure("Bits per byte", "Bits that the model needs to encode a byte of text; lower is better. " +
-      `The model does not train on the text of the validation: if that curve rises, the model overfits.${
+      `The model does not train on validation text: if that curve rises, the model overfits.${
       faint ? " Faint lines: batches." : ""}`,
     lines(chosen, ["batch", (r) => r.bits_per_byte, { faint }],
       ["validation", (r) => r.val_bits_per_byte, { dots: true }])),
