@@ -1,11 +1,14 @@
 // The chat.  A conversation is a tree: an edited message and a new answer are branches beside the
 // old ones.  An answer keeps its tokens, with which the server explains it and goes on from any.
-import { $, Refused, ask, askJson, drawn, element, events, percent } from "./common.js";
-import { MOST_CONVERSATIONS, MOST_FILE, checkedStore, decodedWith, emptyStore, newId, packed, pieces, textOf } from "./conversations.js";
+import { $, Refused, ask, askJson, copyButton, drawn, element, events, percent } from "./common.js";
+import { LONGEST_TITLE, MOST_CONVERSATIONS, MOST_FILE, checkedStore, decodedWith, emptyStore, newId, packed, pieces, textOf } from "./conversations.js";
+import { Markdown } from "./markdown.js";
 import { chart } from "./trajectory.js";
 
 const STORE = "nanoeuler.conversations", SETTINGS = "nanoeuler.settings";
-const PAINT_EVERY = 30; // ms
+const PAINT_EVERY = 30, PAINT_SHARE = 8; // ms at least; pauses are this many times as long as the drawing
+const MOST_FORMATTED = 2 ** 20; // characters of a conversation; earlier answers are shown as raw text
+const MOST_SPOKEN = 1000; // characters of an answer that a screen reader is given
 // name, label, default, least, most, step; the default temperature is the model card's
 const FIELDS = [
   ["temperature", "Temperature", "", 0, 100, 0.1], ["max_tokens", "Maximum tokens", 200, 1, 1e6, 1],
@@ -15,8 +18,16 @@ const FIELDS = [
 ];
 const LONGEST_SYSTEM = 2 ** 20; // characters
 const COMPUTING = "Computing the trajectory…", FIRST = " The first trajectory can take half a minute.";
+const TRAJECTORY = "Trajectory shows how the model's prediction of a token forms, layer by layer.";
+// The bundled model answers these well at temperature 0; a base model continues the beginnings.
+const QUESTIONS = ["Who are you?", "What is 17 plus 25?", "Write a short poem about the moon.", "Tell me a story about a dragon."];
+const BEGINNINGS = ["Once upon a time", "To be, or not to be,", "In the middle of the night"];
+const LOCAL = /^(localhost|.*\.localhost|127\..*|\[::1\])$/.test(location.hostname);
 
 let card = null, running = null, looked = null, asking = null;
+let names = []; // of the models, the default first
+const cards = new Map(); // name: what the server says of the model
+const raw = new Set(); // ids of the answers that are shown as raw text
 let early = false; // was something sent before the model's card had come?
 let failed = false; // could the card not be fetched?
 let computed = false; // has a trajectory come since the page was opened?
@@ -37,7 +48,7 @@ function conversation() {
 }
 
 function begin() {
-  const made = { id: newId(), title: "", changed: Date.now(), nodes: {}, roots: [], shown: null };
+  const made = { id: newId(), title: "", changed: Date.now(), nodes: {}, roots: [], shown: null, model: conversation()?.model };
   store.conversations.unshift(made);
   store.current = made.id;
   return made;
@@ -96,18 +107,57 @@ function button(text, action, attributes = {}) {
   return element("button", { type: "button", class: "quiet", onclick: action, ...attributes }, text);
 }
 
-function words(node) {
+// A function that shows the tokens of an answer that came since its last call, as Markdown or as raw
+// text.  It looks at no token twice: answers are long, and tokens may come faster than a page is
+// drawn.  `whole`: no more tokens follow.
+function viewer(parent, node, asRaw) {
+  const decoder = new TextDecoder(), ends = [];          // ends: of each token, in the text
+  let text = node.tokens ? "" : node.text, shown = 0;
+  const put = (into, from, to) => {
+    if (!node.tokens) return into.append(text.slice(from, to));
+    for (let i = holding(ends, from); from < to; i += 1) {
+      const end = Math.min(to, ends[i]);
+      if (from < end) into.append(span(node, i, text.slice(from, end)));
+      from = end;
+    }
+  };
+  const markdown = new Markdown(parent, put);
+  return (whole) => {
+    for (const token of node.tokens?.slice(ends.length) ?? []) ends.push((text += decodedWith(decoder, token)).length);
+    if (whole && ends.length) ends[ends.length - 1] = (text += decoder.decode()).length;
+    if (asRaw) put(parent, shown, text.length);
+    else markdown.update(text);
+    shown = text.length;
+  };
+}
+
+// The number of the token that holds a character of the text
+function holding(ends, at) {
+  let low = 0, high = ends.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (ends[middle] > at) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+function words(node, asRaw) {
   const text = element("div", { class: "text" });
-  if (node.tokens) pieces(node.tokens).forEach((piece, i) => text.append(span(node, i, piece)));
-  else text.append(node.text);
+  if (node.role === "user") text.append(textOf(node));
+  else viewer(text, node, asRaw)(true);
   return text;
 }
 
 const span = (node, i, piece) => element("span", { class: node.tokens[i][2] ? "token accepted" : "token", "data-i": i }, piece);
 
-function message(c, node) {
+// Can the model that is chosen explain and continue an answer?  Others have other tokens.
+const isOwn = (node) => !node.model || node.model === card?.name;
+
+function message(c, node, asRaw) {
   const article = element("article", { class: `message ${node.role}`, "data-id": node.id, "aria-label": node.role === "user" ? "You" : "The model" });
-  article.append(words(node));
+  const text = words(node, asRaw);
+  article.append(text);
   if (node.problem) article.append(element("p", { class: "problem", role: "alert" }, node.problem));
   const tools = element("div", { class: "tools" });
   const all = siblings(c, node), at = all.indexOf(node.id);
@@ -121,46 +171,111 @@ function message(c, node) {
     tools.append(button("Edit", () => edit(c, node, article)));
   } else {
     tools.append(button("Regenerate", () => again(c, node)));
-    if (node.tokens?.length) {
+    if (node.tokens?.length && isOwn(node)) {
       if (node.finish !== "stop" || !card?.answers) tools.append(button("Continue", () => goOn(c, node)));
-      tools.append(button("Look inside", () => look(node, 0, true)));
+      tools.append(button("Look inside", () => look(node, 0, true), { title: "Shows the alternatives of each token" }),
+        button("Trajectory", () => lookAtTrajectory(node), { title: TRAJECTORY }));
     }
-    tools.append(button("Copy", () => navigator.clipboard?.writeText(textOf(node)).then(() => say("Copied."))));
+    tools.append(copyButton(() => textOf(node)));
+    if (raw.has(node.id) || text.querySelector(":scope > :not(p), p *:not(.token)")) {
+      tools.append(button("Raw text", () => toggleRaw(node), { "aria-pressed": String(raw.has(node.id)) }));
+    }
+    if (node.model && names.length > 1) tools.append(element("span", { class: "by" }, node.model));
     if (node.pace) tools.append(element("span", {}, node.pace));
   }
   article.append(tools);
   return article;
 }
 
+function toggleRaw(node) {
+  if (running) return;
+  if (!raw.delete(node.id)) raw.add(node.id);
+  render();
+  document.querySelector(`[data-id="${node.id}"] [aria-pressed]`)?.focus();
+}
+
 function render() {
   const c = conversation(), log = $("log");
   $("log").classList.toggle("coloured", settings.colour !== false);
   const path = branch(c);
-  log.replaceChildren(...path.map((node) => message(c, node)));
-  if (!path.length) {
-    log.append(element("p", { class: "welcome" }, card?.answers ? "Ask something. Then click a token of the answer to see its alternatives." :
-      "This model continues texts. Type the beginning of one. Then click a generated token to see its alternatives."));
-  }
+  let room = MOST_FORMATTED;
+  const messages = path.toReversed().map((node) => {
+    room -= node.tokens ? node.tokens.reduce((n, token) => n + token[1].length, 0) : node.text.length;
+    return message(c, node, raw.has(node.id) || room < 0);
+  });
+  log.replaceChildren(...messages.toReversed());
+  if (!path.length) log.append(welcome());
+  else if (!running && path.at(-1).tokens?.length && isOwn(path.at(-1))) log.append(element("p", { class: "hint" }, `Click a token to see its alternatives. ${TRAJECTORY}`));
   log.scrollTop = log.scrollHeight;
   meter(path.findLast((node) => node.used)?.used ?? 0);
   renderList();
   mark();
 }
 
+// What a newcomer sees: what this is, which model, and something to try
+function welcome() {
+  const place = LOCAL ? "this computer" : location.hostname, there = LOCAL ? "here" : "there";
+  const made = element("div", { class: "welcome" }, element("h2", {}, "A small language model"),
+    element("p", {}, `This is a small language model that runs on ${place}. Every answer is computed ${there}, and nothing that you type goes anywhere else.`));
+  if (!card) return made;
+  const starters = card.answers ? QUESTIONS : BEGINNINGS;
+  made.append(element("p", {}, element("b", {}, card.name), `: ${roughly(card.parameters)} parameters, a context of ${card.context.toLocaleString("en")} tokens.`),
+    element("p", { class: "hint" }, card.answers ? "Ask something, or try one of these:" : "This model continues texts. Type the beginning of one, or try one of these:"),
+    element("div", { class: "starters" }, ...starters.map((text) => button(text, () => send(text)))));
+  return made;
+}
+
+const roughly = (n) => n.toLocaleString("en", { notation: "compact", compactDisplay: "long", maximumSignificantDigits: 3 });
+
+const titleOf = (c) => c.title || "New conversation";
+
 function renderList() {
-  $("list").replaceChildren(...store.conversations.map((c) => element("li", { class: c.id === store.current ? "here" : "" },
-    element("button", { type: "button", class: "title", "aria-current": c.id === store.current ? "true" : undefined, onclick: () => choose(c.id) }, c.title || "New conversation"),
-    element("button", { type: "button", class: "remove", "aria-label": `Remove ${c.title || "new conversation"}`, onclick: () => remove(c.id) }, "✕"))));
+  $("list").replaceChildren(...store.conversations.map((c) => {
+    const item = element("li", { class: c.id === store.current ? "here" : "" },
+      element("button", { type: "button", class: "title", title: titleOf(c), "aria-current": c.id === store.current ? "true" : undefined, onclick: () => choose(c.id),
+        ondblclick: () => rename(c) }, titleOf(c)),
+      element("button", { type: "button", class: "rename", "aria-label": `Rename ${titleOf(c)}`, onclick: () => rename(c) }, "✎"),
+      element("button", { type: "button", class: "remove", "aria-label": `Remove ${titleOf(c)}`, onclick: () => remove(c.id) }, "✕"));
+    item.dataset.id = c.id;
+    return item;
+  }));
+}
+
+const firstQuestion = (c) => c.roots.length ? textOf(c.nodes[c.roots[0]]).trim().slice(0, 60) : "";
+
+// Enter or leaving the field keeps the title, Escape does not.  An empty one means the first question.
+function rename(c) {
+  const box = element("input", { class: "title", "aria-label": "Title of the conversation", maxlength: LONGEST_TITLE });
+  const done = (keep) => {
+    if (keep) c.title = box.value.trim() || firstQuestion(c);
+    box.onblur = null;                       // removing the field makes it lose the focus
+    save();
+    renderList();
+  };
+  box.value = c.title;
+  box.onblur = () => done(true);
+  box.addEventListener("keydown", (event) => {
+    event.stopPropagation();
+    if (event.isComposing || !["Enter", "Escape"].includes(event.key)) return;
+    done(event.key === "Enter");
+    $("list").querySelector(`[data-id="${c.id}"] .title`).focus();
+  });
+  $("list").querySelector(`[data-id="${c.id}"]`).replaceChildren(box);
+  box.select();
+}
+
+function drawer(open) {
+  $("side").classList.toggle("open", open);
+  $("menu").setAttribute("aria-expanded", String(open));
 }
 
 function choose(id) {
-  if (running) return;
+  if (running || id === store.current) return drawer(false);
   store.current = id;
   closeInside();
   save();
-  render();
-  $("side").classList.remove("open");
-  $("menu").setAttribute("aria-expanded", "false");
+  start();
+  drawer(false);
 }
 
 function remove(id) {
@@ -169,7 +284,7 @@ function remove(id) {
   if (store.current === id) store.current = store.conversations[0]?.id ?? null;
   closeInside();
   save();
-  render();
+  start();
 }
 
 function meter(used) {
@@ -190,7 +305,7 @@ function sampling() {
     if (value !== "" && !(name.startsWith("top_k") && value === 0)) found[name] = value;
   }
   found.max_tokens = Math.min(found.max_tokens, card.most_tokens);
-  return { ...found, stream: true, return_tokens: true };
+  return { ...found, model: card.name, stream: true, return_tokens: true };
 }
 
 // Messages for a chat model, as they stand; one text for a model that continues
@@ -212,13 +327,16 @@ async function run(c, node, path, body) {
   const article = () => document.querySelector(`[data-id="${node.id}"]`);
   article().classList.add("busy");
   article().setAttribute("aria-busy", "true");
-  const began = performance.now(), paint = painter(article, node);
-  let first = 0, last = 0, came = 0, timer = 0;
+  say("The model answers.");
+  const began = performance.now(), paint = painter(article().querySelector(".text"), node);
+  let first = 0, last = 0, came = 0, timer = 0, pause = PAINT_EVERY;
   const draw = () => {
+    const start = performance.now();
     timer = 0;
     paint();
     meter(node.prompt.length + node.tokens.length);
     $("pace").textContent = paceOf(came, first - began, last - first);
+    pause = Math.max(PAINT_EVERY, PAINT_SHARE * (performance.now() - start));
   };
   node.problem = null;
   node.finish = "";
@@ -235,16 +353,17 @@ async function run(c, node, path, body) {
       last = performance.now();
       first ||= last;
       came += choice.tokens?.length ?? 0;
-      timer ||= setTimeout(draw, PAINT_EVERY);
+      timer ||= setTimeout(draw, pause);
     }
-    say(`The answer is complete: ${node.tokens.length} tokens.`);
+    say(`The model: ${textOf(node).slice(0, MOST_SPOKEN)}`);
   } catch (error) {
     if (error.name !== "AbortError") node.problem = error.message;
     else node.finish = "stopped";
     say(node.problem ? `The answer failed: ${node.problem}` : "Stopped.");
   }
   clearTimeout(timer);
-  $("pace").textContent = node.pace = came ? paceOf(came, first - began, last - first) : "";
+  $("pace").textContent = "";                // from now on it stands below the answer
+  node.pace = came ? paceOf(came, first - began, last - first) : "";
   running = null;
   $("send").hidden = false;
   $("stop").hidden = true;
@@ -268,33 +387,28 @@ async function withLessText(path, body) {
 // No rate if all tokens came at once: the browser's clock cannot measure it
 const paceOf = (n, first, rest) => `${n > 1 && rest >= 1 ? `${((n - 1) / rest * 1000).toFixed(1)} tokens/s, ` : ""}first token after ${(first / 1000).toFixed(2)} s`;
 
-// A function that shows the tokens that came since its last call.  It looks at none twice: answers
-// are long, and tokens may come faster than a page is drawn.
-function painter(article, node) {
-  const decoder = new TextDecoder(), log = $("log");
-  const next = (token) => decodedWith(decoder, token);
-  node.tokens.forEach(next);
-  let shown = node.tokens.length;
+// Shows new tokens of an answer, and keeps the end of the conversation in view if it was
+function painter(text, node) {
+  const log = $("log");
+  text.replaceChildren();
+  const update = viewer(text, node, raw.has(node.id));
   return () => {
     const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
-    const more = node.tokens.slice(shown).map((token, i) => span(node, shown + i, next(token)));
-    const text = article().querySelector(".text");
-    more.forEach((piece) => text.append(piece));
-    shown += more.length;
+    update(false);
     if (atEnd) log.scrollTop = log.scrollHeight;
   };
 }
 
 function answer(c, parent) {
   const [path, body] = question(branch(c));
-  return run(c, add(c, parent, { role: "assistant", tokens: [], prompt: null }), path, { ...sampling(), ...body });
+  return run(c, add(c, parent, { role: "assistant", tokens: [], prompt: null, model: card.name }), path, { ...sampling(), ...body });
 }
 
 function send(text) {
   if (running || !card) return;
   const c = conversation() ?? begin();
-  c.title ||= text.trim().slice(0, 60);
   const node = add(c, branch(c).at(-1), { role: "user", text });
+  c.title ||= firstQuestion(c);
   return answer(c, node);
 }
 
@@ -315,7 +429,7 @@ function fromRival(c, node, i, rival) {
   if (running || !card) return;
   const parent = c.nodes[node.parent];
   const tokens = [...node.tokens.slice(0, i), packed({ ...rival, accepted: false })];
-  const made = add(c, parent, { role: "assistant", tokens, prompt: node.prompt });
+  const made = add(c, parent, { role: "assistant", tokens, prompt: node.prompt, model: card.name });
   return run(c, made, "v1/completions", { ...sampling(), prompt: [...node.prompt, ...tokens.map(([id]) => id)].slice(-card.context) });
 }
 
@@ -342,7 +456,7 @@ function edit(c, node, article) {
 // ---- a token, looked at
 function mark() {
   document.querySelectorAll(".token.here").forEach((token) => token.classList.remove("here"));
-  if (looked) document.querySelector(`[data-id="${looked.node.id}"] [data-i="${looked.i}"]`)?.classList.add("here");
+  if (looked) document.querySelectorAll(`[data-id="${looked.node.id}"] [data-i="${looked.i}"]`).forEach((token) => token.classList.add("here"));
 }
 
 function closeInside() {
@@ -354,8 +468,15 @@ function closeInside() {
   return was;
 }
 
+async function lookAtTrajectory(node) {
+  settings.trajectory = $("trajectory").checked = true;
+  saveSettings();
+  await look(node, 0, true);
+  $("trajectory-title").scrollIntoView();
+}
+
 async function look(node, i, focus = false) {
-  if (running || !node.prompt) return;
+  if (running || !node.prompt || !isOwn(node)) return;
   looked = { node, i };
   mark();
   const [id, raw] = node.tokens[i];
@@ -369,16 +490,16 @@ async function look(node, i, focus = false) {
   asking?.abort();
   asking = new AbortController();
   const signal = asking.signal;
-  const tokens = [...node.prompt, ...node.tokens.slice(0, i).map(([t]) => t)];
+  const asked = { tokens: [...node.prompt, ...node.tokens.slice(0, i).map(([t]) => t)], chosen: id, ...(names.length > 1 && { model: card.name }) };
   try {
-    const found = await askJson("api/explain", { tokens, chosen: id }, signal);
+    const found = await askJson("api/explain", asked, signal);
     $("chosen").replaceChildren(element("span", { class: "piece" }, piece), ` has probability ${percent(found.chosen.p)}, rank ${found.chosen.rank}`);
     rivals(node, i, found);
     drafts(node, i, found);
     $("steps").replaceChildren();
     if (settings.trajectory) {
       $("steps").replaceChildren(element("p", { class: "hint", role: "status" }, COMPUTING + (computed ? "" : FIRST)));
-      const { steps } = await askJson("api/explain", { tokens, chosen: id, trajectory: true }, signal);
+      const { steps } = await askJson("api/explain", { ...asked, trajectory: true }, signal);
       computed = true;
       $("steps").replaceChildren(...chart(steps, piece, visible));
     }
@@ -405,15 +526,15 @@ function drafts(node, i, found) {
   while (first > 0 && node.tokens[first][2] && !node.tokens[first][3]) first -= 1;
   const made = node.tokens[first][3] ?? [];
   $("heads").hidden = !found.guesses.length && !made.length;
-  const line = (what, guess, p, real) => element("li", {},
-    element("span", { class: "wrong" }, what), element("span", { class: "piece" }, visible(guess)),
-    element("span", { class: real === guess ? "right" : "wrong" }, real === undefined ? "" : real === guess ? "✓ correct" : `actual: ${visible(real)}`),
-    element("span", { class: "wrong" }, p === undefined ? "" : percent(p)));
+  const shown = (text) => element("span", { class: "piece" }, visible(text));
+  const line = (before, guess, after, real) => element("li", {}, before, shown(guess), after,
+    ...(real === undefined ? ["."] : real === guess ? [": ", element("span", { class: "right" }, "✓ it came"), "."] : [": ", shown(real), " came instead."]));
   const text = (j) => node.tokens[j] && pieces([node.tokens[j]])[0];
-  $("drafts-said").textContent = made.length ? "Draft tokens of this step, then the predictions of the auxiliary heads for the tokens after this one." :
-    "Predictions of the auxiliary heads for the tokens after this one.";
-  $("drafts").replaceChildren(...made.map((guess, k) => line(`draft for token ${first + k + 1}`, guess, undefined, text(first + k))),
-    ...found.guesses.map((guess, k) => line(`head ${k + 1}, token ${i + k + 2}`, guess.text, guess.p, text(i + k + 1))));
+  const place = (k) => `token ${i + k + 2}, ${k ? `${k + 1} after this one` : "the next one"}`;
+  $("drafts-said").textContent = made.length ? "Tokens that were guessed ahead in this step. Then what the auxiliary heads guess for the tokens after this one." :
+    "What the auxiliary heads guess for the tokens after this one.";
+  $("drafts").replaceChildren(...made.map((guess, k) => line("the draft was ", guess, ` for token ${first + k + 1}`, text(first + k))),
+    ...found.guesses.map((guess, k) => line(`auxiliary head ${k + 1} guessed `, guess.text, ` for ${place(k)} (${percent(guess.p)})`, text(i + k + 1))));
 }
 
 // ---- settings, the model, files
@@ -443,31 +564,30 @@ function checkedSettings(raw) {
   return found;
 }
 
-// Takes over what was typed.  A value that is not allowed is corrected, with a word on why.
+// Takes over what was typed.  A value that is not allowed is marked, and the one before stays in use.
 function change(field, input) {
-  const [name, label, , least, , step] = field, bad = input.validity.badInput;
-  const typed = bad || input.value === "" ? defaultOf(field) : Number(input.value);
-  const value = typed === "" ? "" : fitting(field, typed), shown = value === "" ? "no value" : value;
-  if (value === "" || input.value === "") delete settings[name];
-  else settings[name] = value;
-  input.value = value;
-  const expected = `${step === 1 ? "a whole number" : "a number"} from ${least} to ${largestOf(field)}`;
-  const problem = bad ? "the text is not a number" : value !== typed ? `${typed} is not allowed` : "";
-  const said = problem && `${label}: ${problem}, so ${shown} is used. Expected ${expected}.`;
-  $("corrected").textContent = said;
-  notify(said);
+  const [name, , , least, , step] = field, most = largestOf(field), empty = input.value === "" && !input.validity.badInput;
+  const value = input.valueAsNumber, right = empty || value >= least && value <= most && (step !== 1 || Number.isInteger(value));
+  if (empty) {
+    delete settings[name];
+    input.value = defaultOf(field);
+  } else if (right) {
+    settings[name] = value;
+  }
+  const used = settings[name] ?? defaultOf(field), kind = step === 1 ? "a whole number" : "a number";
+  input.setAttribute("aria-invalid", String(!right));
+  $(`${name}-problem`).textContent = right ? "" : `Expected ${kind} from ${least} to ${most}. ${used === "" ? "No value" : used} stays in use.`;
   saveSettings();
 }
 
 function buildSettings() {
   $("fields").replaceChildren(...FIELDS.map((field) => {
-    const [name, label, , least, , step] = field;
-    const input = element("input", { type: "number", min: least, max: largestOf(field), step: step === 1 ? 1 : "any", name });
+    const [name, label, , least, , step] = field, problem = `${name}-problem`;
+    const input = element("input", { type: "number", min: least, max: largestOf(field), step: step === 1 ? 1 : "any", name, "aria-describedby": problem });
     input.value = settings[name] ?? defaultOf(field);
     input.addEventListener("change", () => change(field, input));
-    return element("label", {}, label, input);
+    return element("div", {}, element("label", {}, label, input), element("p", { class: "warning", role: "status", id: problem }));
   }));
-  $("corrected").textContent = "";
   $("system").value = settings.system ?? "";
   $("colour").checked = settings.colour !== false;
   $("trajectory").checked = settings.trajectory === true;
@@ -518,6 +638,7 @@ async function imported(file) {
       render();
       throw error;
     }
+    await start();
     notify(`${counted(all.length)} imported${found.lost ? `; ${counted(found.lost)} left out (damaged)` : ""}.`);
   } catch (error) {
     notify(`${file.name} was not imported: ${error.message}.`);
@@ -552,7 +673,7 @@ $("box").addEventListener("keydown", (event) => {
 $("stop").addEventListener("click", () => running?.abort());
 $("log").addEventListener("click", (event) => {
   const token = event.target.closest(".token");
-  if (!token || getSelection().toString()) return;
+  if (!token || event.target.closest("a") || getSelection().toString()) return;
   const node = conversation()?.nodes[token.closest(".message").dataset.id];
   if (node) look(node, Number(token.dataset.i));
 });
@@ -563,7 +684,10 @@ $("close").addEventListener("click", () => {
   document.querySelector(`[data-id="${was.node.id}"] .tools button`)?.focus();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && running) running.abort();
+  if (event.key === "Escape" && $("side").classList.contains("open")) {
+    drawer(false);
+    $("menu").focus();
+  } else if (event.key === "Escape" && running) running.abort();
   else if (event.key === "Escape" && looked && !document.querySelector("dialog[open]")) closeInside();
   else if (looked && $("inside").contains(document.activeElement) && event.key === "ArrowLeft" && looked.i > 0) look(looked.node, looked.i - 1);
   else if (looked && $("inside").contains(document.activeElement) && event.key === "ArrowRight" && looked.i + 1 < looked.node.tokens.length) look(looked.node, looked.i + 1);
@@ -578,11 +702,18 @@ $("new").addEventListener("click", () => {
   if (branch().length || !conversation()) begin();
   closeInside();
   save();
-  render();
-  $("side").classList.remove("open");
+  start();
+  drawer(false);
   $("box").focus();
 });
-$("menu").addEventListener("click", () => $("menu").setAttribute("aria-expanded", String($("side").classList.toggle("open"))));
+$("model").addEventListener("change", (event) => {
+  (conversation() ?? begin()).model = event.target.value;
+  closeInside();
+  save();
+  start();
+});
+$("menu").addEventListener("click", () => drawer(!$("side").classList.contains("open")));
+$("settings").addEventListener("close", buildSettings);              // drops values that are not allowed
 $("open-settings").addEventListener("click", () => $("settings").showModal());
 $("open-card").addEventListener("click", () => $("card").showModal());
 $("defaults").addEventListener("click", () => {
@@ -597,7 +728,7 @@ $("system").addEventListener("change", (event) => {
 $("colour").addEventListener("change", (event) => {
   settings.colour = event.target.checked;
   saveSettings();
-  render();
+  $("log").classList.toggle("coloured", settings.colour);
 });
 $("export").addEventListener("click", exported);
 $("import").addEventListener("click", () => running || $("file").click());
@@ -606,12 +737,50 @@ $("file").addEventListener("change", async (event) => {
   event.target.value = "";
 });
 
-// Fetches the model's card.  Without it nothing can be sent.
+// The model of the conversation; the default if it has none, or one that the server no longer has
+function modelOf(c) {
+  return names.includes(c?.model) ? c.model : names[0];
+}
+
+function buildMenu() {
+  $("model").replaceChildren(...names.map((name) => element("option", {}, name)));
+  $("model").hidden = names.length < 2;
+}
+
+// Fetches the card of the conversation's model, unless it is known
+async function useModel() {
+  const name = modelOf(conversation());
+  $("model").value = name;
+  card = cards.get(name) ?? null;
+  if (!card) {
+    if (names.length > 1) notify(`Waiting for the model ${name}…`);
+    render();
+    const found = await askJson(name === names[0] ? "api/model" : `api/model?model=${encodeURIComponent(name)}`);
+    cards.set(name, found);
+    if (name !== modelOf(conversation())) return useModel();         // another was chosen meanwhile
+    if (names.length > 1) notify("");
+    card = found;
+  }
+  document.title = `${card.name} · NanoEuler`;
+  $("box").placeholder = card.answers ? "Ask something" : "Type the beginning of a text";
+  $("open-card").textContent = names.length > 1 ? "About" : card.name;
+  $("open-card").setAttribute("aria-label", `${$("open-card").textContent}: facts of this model`);
+  settings = checkedSettings(settings);
+  buildSettings();
+  buildCard();
+  render();
+}
+
+// Gets ready for the current conversation.  Without the card of its model nothing can be sent.
 async function start() {
   if (failed) notify("");                    // the reason for which it failed before
   failed = false;
   try {
-    card = await askJson("api/model");
+    if (!names.length) {
+      names = (await askJson("v1/models")).data.map((model) => model.id);
+      buildMenu();
+    }
+    await useModel();
   } catch (error) {
     failed = true;
     const label = error.status === 401 ? "Enter a key" : "Try again";
@@ -619,13 +788,7 @@ async function start() {
     return;
   }
   if (lost) notify(`${counted(lost)} in this browser's storage ${lost === 1 ? "is damaged and was" : "are damaged and were"} left out.`);
-  document.title = `${card.name} · NanoEuler`;
-  $("box").placeholder = card.answers ? "Ask something" : "Type the beginning of a text";
-  settings = checkedSettings(settings);
-  buildSettings();
-  buildCard();
-  render();
-  $("box").focus();
+  lost = 0;
   if (early) $("form").requestSubmit();
 }
 
@@ -637,3 +800,4 @@ try {
   render();
 }
 await start();
+$("box").focus();

@@ -148,3 +148,18 @@ async function* chunks(stream) {
 }
 
 export const percent = (p) => p >= 0.0995 ? `${Math.round(100 * p)} %` : p >= 0.0005 ? `${(100 * p).toFixed(1)} %` : "< 0.1 %";
+
+// A button that copies a text, and says whether that went well
+export function copyButton(textOf, label = "Copy") {
+  const made = element("button", { type: "button", class: "quiet", "aria-live": "polite" }, label);
+  made.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(textOf());
+      made.textContent = "Copied";
+    } catch {                                // only pages of https and of this machine may
+      made.textContent = "Not allowed here";
+    }
+    setTimeout(() => { made.textContent = label; }, 1500);
+  });
+  return made;
+}

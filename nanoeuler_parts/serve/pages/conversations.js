@@ -5,10 +5,10 @@
 // token: [id, its bytes as Latin-1, 1 for an accepted draft or 0, texts that were drafted (if any)]
 
 export const MOST_FILE = 64 * 2 ** 20;       // bytes of an import
-export const MOST_CONVERSATIONS = 2000;
+export const MOST_CONVERSATIONS = 2000, LONGEST_TITLE = 200;
 const MOST_NODES = 10_000;    // nodes: of one conversation
 const MOST_TOKENS = 100_000;                 // of all answers of one conversation
-const MOST_PROMPT = 2 ** 20, LONGEST_TEXT = 2 ** 22, LONGEST_TOKEN = 1000, LONGEST_TITLE = 200;
+const MOST_PROMPT = 2 ** 20, LONGEST_TEXT = 2 ** 22, LONGEST_TOKEN = 1000;
 const MOST_DRAFTS = 64;
 const ID = /^[0-9A-Za-z-]{1,64}$/;
 const ROLES = ["user", "assistant"];
@@ -60,7 +60,7 @@ function checkedNode(raw, id) {
   } else {
     return null;
   }
-  for (const name of ["finish", "pace", "problem"]) {
+  for (const name of ["finish", "pace", "problem", "model"]) {
     if (isText(raw[name], LONGEST_TOKEN)) node[name] = raw[name];
   }
   if (Number.isSafeInteger(raw.used) && raw.used >= 0) node.used = raw.used;
@@ -101,7 +101,8 @@ export function checkedConversation(raw) {
   const known = isId(raw.shown) && Object.hasOwn(nodes, raw.shown);
   return { id: raw.id, title: raw.title.slice(0, LONGEST_TITLE),
     changed: Number.isFinite(raw.changed) ? raw.changed : 0, nodes, roots: [...raw.roots],
-    shown: known ? raw.shown : raw.roots.at(-1) ?? null, ...(raw.light === true && { light: true }) };
+    shown: known ? raw.shown : raw.roots.at(-1) ?? null, ...(raw.light === true && { light: true }),
+    ...(isText(raw.model, LONGEST_TOKEN) && { model: raw.model }) };
 }
 
 // {store, lost}: the sound conversations of a store or an export, each id once, and the number of
