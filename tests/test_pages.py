@@ -109,9 +109,9 @@ def wait(page, holds):
 
 
 def a_token(page):
-    """The number of a token that can be seen, behind the first: one may be a part of a character"""
-    return page.evaluate("[...document.querySelectorAll('.token')].findIndex("
-                         "(t, i) => i > 0 && t.textContent.trim())")
+    """The number of a token that can be seen, after the first: one may be a part of a character"""
+    return page.evaluate("Number([...document.querySelectorAll('.token')].find("
+                         "t => t.dataset.i > 0 && t.textContent.trim()).dataset.i)")
 
 
 def finished(page):
@@ -128,7 +128,7 @@ def test_a_conversation(opened, address):
     ask(page, "What is a cat?")
     assert page.locator(".message").count() == 2
     [first] = answers(page)
-    assert "first token after" in page.inner_text("#pace")
+    assert page.inner_text("body").count("first token after") == 1
     assert "of 400" in page.inner_text("#context-said")
     page.click("text=Edit")
     page.fill(".editor", "What is a dog?")
@@ -608,25 +608,29 @@ def test_the_branch_shown_last_is_a_child(opened, address, tmp_path):
 
 
 # ---- waits and errors
-def test_settings_are_corrected_visibly(opened, address):
-    """The default temperature is the one of `chat`."""
+def test_wrong_settings_are_marked(opened, address):
+    """They are not used.  The default temperature is the one of `chat`."""
     page = opened(address)
     wait(page, "document.querySelector('[name=temperature]').value !== ''")
     assert page.input_value("[name=temperature]") == str(ne.ChatSampling.temperature)
     page.click("#open-settings")
     page.fill("[name=temperature]", "-5")
     page.press("[name=temperature]", "Tab")
-    assert page.input_value("[name=temperature]") == "0"
-    said = "Temperature: -5 is not allowed, so 0 is used. Expected a number from 0 to 100."
-    assert page.inner_text("#corrected") == said
+    assert page.input_value("[name=temperature]") == "-5"
+    assert page.get_attribute("[name=temperature]", "aria-invalid") == "true"
+    assert page.inner_text("#temperature-problem") == (
+        f"Expected a number from 0 to 100. {ne.ChatSampling.temperature} stays in use.")
+    page.fill("[name=temperature]", "0.7")
+    page.press("[name=temperature]", "Tab")
+    assert page.inner_text("#temperature-problem") == ""
     page.fill("[name=top_k]", "2.6")
-    page.press("[name=top_k]", "Enter")      # closes the dialog: the notice stays
-    page.wait_for_selector("#settings:not([open])", state="attached")
-    assert "2.6 is not allowed, so 3 is used" in page.inner_text("#notice")
-    page.click("#open-settings")
-    page.fill("[name=top_k]", "2")
     page.press("[name=top_k]", "Tab")
-    assert page.inner_text("#corrected") == ""
+    assert "a whole number" in page.inner_text("#top_k-problem")
+    page.keyboard.press("Escape")
+    page.click("#open-settings")
+    assert page.input_value("[name=top_k]") == "0" and page.inner_text("#top_k-problem") == ""
+    stored = json.loads(page.evaluate("localStorage.getItem('nanoeuler.settings')"))
+    assert stored == {"temperature": 0.7}
     page.evaluate("localStorage.setItem('nanoeuler.settings', JSON.stringify("
                   "{temperature: 'hot', top_p: 7, seed: null}))")
     page.reload()
@@ -767,6 +771,229 @@ def test_the_live_parts_of_the_tour(opened, address):
     page.click("#live button[type=submit]")
     wait(page, "document.querySelector('#live .warning').textContent !== '' || "
                "document.querySelector('#live-result').childElementCount > 0")
+
+
+# ---- answers, titles, models
+def drawn_answer(page, text, pieces=None):
+    """Draws an answer with one token per character, or per piece; returns (HTML, milliseconds)"""
+    return page.evaluate("""async ({text, pieces}) => {
+        const {Markdown} = await import(new URL("markdown.js", location));
+        const parent = document.createElement("div");
+        let known = "";
+        const put = (into, from, to) => into.append(known.slice(from, to));
+        const markdown = new Markdown(parent, put), began = performance.now();
+        for (const piece of pieces ?? [text]) markdown.update(known += piece);
+        return [parent.innerHTML, performance.now() - began];
+    }""", {"text": text, "pieces": pieces})
+
+
+LINK = '<a href="https://a.example/?b=1" target="_blank" rel="noopener noreferrer">x</a>'
+MARKED = {
+    "One.\n\nTwo\nlines.": "<p>One.</p><p>Two\nlines.</p>",
+    "**a** *b* `c*d*` ***e***": "<p><strong>a</strong> <em>b</em> <code>c*d*</code> "
+                               "<strong><em>e</em></strong></p>",
+    "2*3*4, a * b, **open, *this": "<p>2*3*4, a * b, **open, *this</p>",
+    "*a **b* c**": "<p><em>a **b</em> c**</p>",
+    "# A\n## B": "<h3>A</h3><h4>B</h4>",
+    "- a\n  - b\n\n- c\n1. d": "<div><ul><li>a<ul><li>b</li></ul></li><li>c</li></ul>"
+                              "<ol start=\"1\"><li>d</li></ol></div>",
+    "42.\n- \n#": "<p>42.\n- \n#</p>",
+    "[x](https://a.example/?b=1)": f"<p>{LINK}</p>",
+    "[x](javascript:alert(1)) [y](data:text/html,z) [z](http://a b)":
+        "<p>[x](javascript:alert(1)) [y](data:text/html,z) [z](http://a b)</p>",
+    "\\*a\\* <b>&lt;": "<p>*a* &lt;b&gt;&amp;lt;</p>",
+    "***\n": "<hr>",
+}
+
+
+def test_markdown(opened, address):
+    page = opened(address)
+    assert {text: drawn_answer(page, text)[0] for text in MARKED} == MARKED
+    html, _ = drawn_answer(page, "```py\n<b>**1**\n")                # half open
+    assert "<code>&lt;b&gt;**1**</code>" in html and "<span>py</span>" in html
+    html, _ = drawn_answer(page, "| a | b |\n|---|:-:|\n| | `1` |\nend")
+    assert "<td> </td><td> <code>1</code> </td></tr></tbody></table></div><p>end</p>" in html
+    assert "table" not in drawn_answer(page, "|a" * 13 + "\n|-|")[0]
+    text = "\n\n".join([*MARKED, "~~~\n- x\n~~~", "|a|\n|-|\n|b|"])
+    assert drawn_answer(page, text)[0] == drawn_answer(page, text, [*text])[0]
+
+
+def test_markdown_takes_linear_time(opened, address):
+    page = opened(address)
+    hostile = ["*", "**a*b ", "[", "[a](http://", "`", "` `` ", "|", "| a\n|-\n", "```\n", " ",
+               "\\", "- a\n", "# a\n", "1. "]
+    texts = [(s * 200_000)[:200_000] for s in hostile]
+    texts += [" ".join("`" * i for i in range(1, 630)), "|a|\n|-|\n|" + " " * 200_000 + "x",
+              "\n".join(" " * i + "- x" for i in range(600))]
+    for text in texts:
+        assert drawn_answer(page, text)[1] < 2000, text[:20]      # quadratic: minutes
+
+
+@pytest.fixture
+def canned(opened, address):
+    """A function that opens the chat, and sends a question to which the server answers `text`, in
+    tokens of three characters"""
+    def open_page(text, **options):
+        page = opened(address, **options)
+        tokens = [{"id": 65, "text": text[i:i + 3], "bytes": [*text[i:i + 3].encode()],
+                   "accepted": False} for i in range(0, len(text), 3)]
+        choice = {"index": 0, "delta": {}, "finish_reason": "stop", "tokens": tokens,
+                  "prompt_tokens": [66]}
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(
+            body=f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n",
+            content_type="text/event-stream"))
+        page.wait_for_selector("[placeholder='Ask something']")
+        page.fill("#box", "Go **on**.")
+        page.press("#box", "Enter")
+        page.wait_for_selector(".message.assistant .tools >> text=Regenerate")
+        finished(page)
+        return page
+    return open_page
+
+
+def test_an_answer_is_formatted_and_its_tokens_can_be_chosen(canned):
+    text = "A **bold one**:\n\n```\n<i>\n```\n"
+    page = canned(text)
+    assert page.inner_text(".message.user .text") == "Go **on**."
+    assert page.inner_text(".message.assistant strong") == "bold one"
+    assert page.inner_text(".message.assistant pre") == "<i>"
+    assert page.locator(".message.assistant i").count() == 0
+    page.click(".message.assistant strong .token >> nth=1")
+    page.wait_for_selector("#inside-title:has-text('Token 3 of')")
+    page.click("text=Raw text")
+    assert page.text_content(".message.assistant .text") == text
+    assert page.get_attribute("text=Raw text", "aria-pressed") == "true"
+    page.click("text=Raw text")
+    page.evaluate("navigator.clipboard.writeText = async t => { window.copied = t; }")
+    page.click("text=Copy the code")
+    wait(page, "window.copied === '<i>'")
+    page.click(".tools >> text=Copy")
+    wait(page, f"window.copied === {json.dumps(text)}")
+
+
+def test_a_long_conversation_is_shown_without_delay(canned, tmp_path):
+    """Formatting ends after a million characters: the earlier answers are raw text."""
+    page = canned("A")
+    nodes = tree(a={"tokens": None, "text": "*a* " * 2**18})["nodes"] | {
+        "r": {"id": "r", "parent": "a", "children": ["b"], "role": "user", "text": "R?"},
+        "b": {"id": "b", "parent": "r", "children": [], "role": "assistant", "text": "*b*"}}
+    nodes["a"]["children"] = ["r"]
+    (tmp_path / "long.json").write_text(json.dumps({"conversations": [
+        tree() | {"nodes": nodes, "shown": "b"}]}), encoding="utf-8")
+    page.set_input_files("#file", tmp_path / "long.json")
+    page.wait_for_selector(".message >> nth=3")
+    assert page.locator(".message.assistant em").all_inner_texts() == ["b"]
+
+
+def test_the_opening_page(opened, address):
+    page = opened(address)
+    page.wait_for_selector(".starters button")
+    said = page.inner_text(".welcome")
+    assert "runs on this computer" in said and "a context of 400 tokens" in said
+    assert page.inner_text("#open-card") == "Model: little"
+    starter = page.locator(".starters button").first
+    text = starter.inner_text()
+    starter.click()
+    page.wait_for_selector(".message.assistant .token", state="attached")
+    finished(page)
+    assert page.locator(".message.user .text").all_inner_texts() == [text]
+    assert page.locator(".welcome").count() == 0
+    assert page.inner_text("#list .title") == text
+
+
+def test_a_conversation_is_renamed(canned):
+    page = canned("Yes.")
+    title = page.locator("#list button.title")
+    assert title.inner_text() == "Go **on**."
+    for keys, kept in (("Enter", "Cats"), ("Escape", "Cats"), ("Tab", "Cats 2")):
+        page.click("#list .rename")
+        page.fill("#list input", {"Enter": "Cats", "Escape": "Dogs", "Tab": " Cats 2 "}[keys])
+        page.press("#list input", keys)
+        assert title.inner_text() == kept
+    title.dblclick()
+    page.fill("#list input", "")
+    page.press("#list input", "Enter")
+    assert title.inner_text() == "Go **on**."
+    page.click("#list .rename")
+    page.fill("#list input", "Last")
+    page.press("#list input", "Enter")
+    page.reload()
+    page.wait_for_selector("#list .title >> text=Last")
+
+
+def test_each_conversation_keeps_its_model(opened, address):
+    """The menu shows the models of the server.  Only the model of an answer can explain it."""
+    page, bodies = opened(address), []
+    page.wait_for_selector("[placeholder='Ask something']")
+    card = page.evaluate("fetch('api/model').then(r => r.json())")
+
+    def model(route):
+        name = parse_qs(urlsplit(route.request.url).query).get("model", ["little"])[0]
+        route.fulfill(json=card | {"name": name})
+
+    def answer(route):
+        bodies.append(route.request.post_data_json)
+        route.continue_()
+
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [
+        {"id": "little"}, {"id": "other"}]}))
+    page.route("**/api/model*", model)
+    page.route("**/v1/chat/completions", answer)
+    ask(page, "First?", 3)
+    page.click("#new")
+    page.select_option("#model", "other")
+    wait(page, "document.title.startsWith('other')")
+    page.fill("#box", "Second?")
+    page.press("#box", "Enter")
+    page.wait_for_selector(".message.assistant .tools >> text=Look inside")
+    finished(page)
+    assert [body["model"] for body in bodies] == ["little", "other"]
+    page.click("#list >> text=First?")
+    assert page.input_value("#model") == "little" and page.title().startswith("little")
+    assert page.locator("text=Look inside").count() == 1
+    page.select_option("#model", "other")
+    assert page.title().startswith("other") and page.locator("text=Look inside").count() == 0
+    page.reload()
+    wait(page, "document.title.startsWith('other')")
+    page.select_option("#model", "little")
+    page.wait_for_selector("text=Look inside")
+
+
+def test_the_trajectory_of_an_answer(opened, address):
+    page = opened(address)
+    ask(page, "So?", 5)
+    assert "Trajectory shows how the model's prediction" in page.inner_text("#log .hint")
+    page.click(".tools >> text=Trajectory")
+    page.wait_for_selector("#steps svg")
+    assert page.is_checked("#trajectory")
+    lines = page.locator("#drafts li").all_inner_texts()
+    assert any("auxiliary head 1 guessed" in line and "for token 2, the next one" in line
+               for line in lines)
+
+
+SMALL = """() => [...document.querySelectorAll(
+    "button, select, textarea, .bar a, #side a, label.check, input:not([type=checkbox])")]
+  .filter(e => e.checkVisibility())
+  .map(e => [e.outerHTML.slice(0, 80), e.getBoundingClientRect()])
+  .filter(([, r]) => r.width < 44 || r.height < 44).map(([html]) => html)"""
+
+
+def test_touch_targets_are_large_on_a_phone(opened, address):
+    page = opened(address, viewport=NARROW)
+    page.wait_for_selector(".starters button")
+    assert page.evaluate(SMALL) == []
+    ask(page, "So?", 5)
+    page.click("text=Look inside")
+    page.wait_for_selector("#rivals li")
+    assert page.evaluate(SMALL) == []
+    page.click("#close")
+    page.click("#menu")
+    assert page.evaluate(SMALL) == [] and page.is_visible("#side >> text=Training")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#side", state="hidden")
+    assert page.get_attribute("#menu", "aria-expanded") == "false"
+    page.click("#open-settings")
+    assert page.evaluate(SMALL) == []
 
 
 @pytest.mark.parametrize("path", ["/", "/training", "/tour", "/tour/06_attention"])

@@ -763,8 +763,7 @@ async function useModel() {
   }
   document.title = `${card.name} · NanoEuler`;
   $("box").placeholder = card.answers ? "Ask something" : "Type the beginning of a text";
-  $("open-card").textContent = names.length > 1 ? "About" : card.name;
-  $("open-card").setAttribute("aria-label", `${$("open-card").textContent}: facts of this model`);
+  $("open-card").textContent = names.length > 1 ? "About" : `Model: ${card.name}`;
   settings = checkedSettings(settings);
   buildSettings();
   buildCard();

@@ -205,7 +205,8 @@ function inline(text, from, to, parent, put) {
   return parent;
 }
 
-// A text that grows.  `update` draws the last block again, which may have changed, and what follows.
+// A text that grows.  `update` draws the last two blocks again, and what follows: the next words may
+// still join them, as the "-" of a list's next item does.
 export class Markdown {
   constructor(parent, put) {
     Object.assign(this, { parent, put, from: 0, kept: 0 });
@@ -214,12 +215,13 @@ export class Markdown {
   update(text) {
     while (this.parent.childNodes.length > this.kept) this.parent.lastChild.remove();
     const lines = linesOf(text, this.from);
+    let before = null;                       // where the block before begins
     for (let i = 0, end; i < lines.length; i = end) {
       const kind = kindOf(lines, i);
       end = endOf(lines, i, kind);
       if (kind === "blank") continue;
-      this.kept = this.parent.childNodes.length;
-      this.from = lines[i].from;
+      if (before) Object.assign(this, before);
+      before = { from: lines[i].from, kept: this.parent.childNodes.length };
       this.parent.append(block(text, lines.slice(i, end), kind, this.put));
     }
   }
