@@ -1028,7 +1028,7 @@ def axe(tmp_path_factory):
 
 @pytest.mark.network
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("what", ["chat", "inside", "settings", "training", "tour"])
+@pytest.mark.parametrize("what", ["opening", "chat", "inside", "settings", "training", "tour"])
 def test_axe_finds_nothing(opened, address, axe, what, scheme):
     path = {"training": "/training", "tour": "/tour/06_attention"}.get(what, "/")
     page = opened(address + path, color_scheme=scheme, bypass_csp=True)
@@ -1036,6 +1036,8 @@ def test_axe_finds_nothing(opened, address, axe, what, scheme):
         page.wait_for_selector("#charts svg")
     elif what == "tour":
         asked_in_tour(page)
+    elif what == "opening":
+        page.wait_for_selector(".starters button")
     else:
         ask(page, "So?")
     if what == "inside":
