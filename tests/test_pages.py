@@ -164,6 +164,7 @@ def test_stop(opened, address):
     page.click("#stop")
     finished(page)
     assert page.locator(".token").count() > 0
+    assert int(page.inner_text("#context-said").split()[0]) > page.locator(".token").count()
     assert page.locator(".problem").count() == 0
     page.fill("#box", "And more.")                       # the server takes the next one
     page.press("#box", "Enter")
@@ -375,7 +376,7 @@ def test_the_newest_run_is_first_and_followed_until_the_user_chooses(opened, add
     page.wait_for_selector("#charts svg")
     logs["new.jsonl"] = 2000, steps(30)
     polled(page, lambda: "step 30" in first_chart(page))
-    assert page.inner_text("#follow") == "Now following new.jsonl, which is training."
+    assert page.inner_text("#follow") == "Now following new.jsonl."
     assert named(page) == ["new.jsonl", "old.jsonl"]
     assert page.locator("#runs :checked").count() == 1 and page.is_checked("[name='new.jsonl']")
     page.uncheck("[name='new.jsonl']")
@@ -386,7 +387,7 @@ def test_the_newest_run_is_first_and_followed_until_the_user_chooses(opened, add
     page.click("#follow >> text=Follow this run")
     polled(page, lambda: "step 40" in first_chart(page))
     assert named(page) == ["newer.jsonl", "new.jsonl", "old.jsonl"]
-    assert page.inner_text("#follow") == "Now following newer.jsonl, which is training."
+    assert page.inner_text("#follow") == "Now following newer.jsonl."
 
 
 def test_an_older_run_that_is_resumed_is_followed(opened, address):

@@ -9,7 +9,7 @@ import re
 import nanoeuler as ne
 
 TEMPLATE = pathlib.Path(__file__).parent / "pages/tour.html"
-LIVE = {1: "tokens", 6: "attention", 7: "trajectory"}    # pages with a part that asks the model
+LIVE = {"01": "tokens", "06": "attention", "07": "trajectory"}       # pages that ask the model
 PACKAGE = "markdown_it"
 
 
@@ -19,6 +19,7 @@ class Tour:
     def __init__(self):
         folder = pathlib.Path(ne.beside_program("docs/tour"))
         self.pages = {path.stem: path for path in sorted(folder.glob("[01][0-9]_*.md"))}
+        self.pages["glossary"] = folder / "glossary.md"
         self.index = folder / "README.md"
         self.pictures = {f"/tour/{path.name}": path for path in folder.glob("*.svg")}
 
@@ -26,7 +27,7 @@ class Tour:
         """The HTML of a page, or of the index if `name` is empty.  Raises ModuleNotFoundError if
         markdown-it-py is not installed."""
         source = (self.pages[name] if name else self.index).read_text(encoding="utf-8")
-        live = LIVE.get(int(name[:2])) if name else None
+        live = LIVE.get(name[:2])
         body = html(source, "" if name else "tour/", live)
         title = re.match(r"# (.*)", source)[1]
         filled = {"TITLE": title, "UP": "../" if name else "", "BODY": body,

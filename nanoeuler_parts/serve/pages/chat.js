@@ -359,6 +359,7 @@ async function run(c, node, path, body) {
   } catch (error) {
     if (error.name !== "AbortError") node.problem = error.message;
     else node.finish = "stopped";
+    if (node.tokens.length) node.used = node.prompt.length + node.tokens.length;     // no usage came
     say(node.problem ? `The answer failed: ${node.problem}` : "Stopped.");
   }
   clearTimeout(timer);

@@ -142,8 +142,7 @@ function followNewest() {
   const newest = newestRun(), chosen = [...runs.values()].filter((r) => r.chosen);
   if (!newest) return;
   if (!byHand && !newest.chosen) {
-    const why = trains(newest) ? "which is training" : "the newest run";
-    if (chosen.length) $("follow").textContent = `Now following ${newest.name}, ${why}.`;
+    if (chosen.length) $("follow").textContent = `Now following ${newest.name}.`;
     chooseAlone(newest);
     return;
   }
