@@ -177,8 +177,10 @@ def test_stop(opened, address):
 def test_what_is_sent_before_the_model_is_known(opened, address):
     """Somebody is quicker than the model's card: the question waits for it, and is asked once."""
     page, held = opened(address), []
+    page.wait_for_selector("#open-card:has-text('Model: ')")         # its own request is over
     page.route("**/api/model", lambda route: held.append(route))
-    page.reload()
+    with page.expect_request("**/api/model"):
+        page.reload()
     page.fill("#box", "Too early?")
     page.press("#box", "Enter")
     page.press("#box", "Enter")
