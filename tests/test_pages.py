@@ -623,18 +623,25 @@ def test_wrong_settings_are_marked(opened, address):
     assert page.input_value("[name=temperature]") == "-5"
     assert page.get_attribute("[name=temperature]", "aria-invalid") == "true"
     assert page.inner_text("#temperature-problem") == (
-        f"Expected a number from 0 to 100. {ne.ChatSampling.temperature} stays in use.")
-    page.fill("[name=temperature]", "0.7")
-    page.press("[name=temperature]", "Tab")
+        f"Expected a number from 0 to 2. {ne.ChatSampling.temperature} stays in use.")
+    page.fill("[name=temperature]", "0,7")   # a decimal comma
     assert page.inner_text("#temperature-problem") == ""
+    page.press("[name=temperature]", "Tab")
+    assert page.input_value("[name=temperature]") == "0.7"
+    for name, most in ("max_tokens", 1_000_000), ("top_k", CFG.vocab_size):
+        page.fill(f"[name={name}]", str(most + 1))
+        assert f"from {int(name == 'max_tokens')} to {most}." in page.inner_text(f"#{name}-problem")
+        page.fill(f"[name={name}]", "")
     page.fill("[name=top_k]", "2.6")
     page.press("[name=top_k]", "Tab")
     assert "a whole number" in page.inner_text("#top_k-problem")
-    page.keyboard.press("Escape")
+    page.fill("[name=min_p]", "0.25")
+    page.keyboard.press("Escape")            # keeps what is allowed, and says what is not
+    page.wait_for_selector("#notice:has-text('the value is not allowed: Top k.')")
     page.click("#open-settings")
     assert page.input_value("[name=top_k]") == "0" and page.inner_text("#top_k-problem") == ""
     stored = json.loads(page.evaluate("localStorage.getItem('nanoeuler.settings')"))
-    assert stored == {"temperature": 0.7}
+    assert stored == {"temperature": 0.7, "min_p": 0.25}
     page.evaluate("localStorage.setItem('nanoeuler.settings', JSON.stringify("
                   "{temperature: 'hot', top_p: 7, seed: null}))")
     page.reload()
@@ -806,6 +813,7 @@ MARKED = {
     "[x](javascript:alert(1)) [y](data:text/html,z) [z](http://a b)":
         "<p>[x](javascript:alert(1)) [y](data:text/html,z) [z](http://a b)</p>",
     "\\*a\\* <b>&lt;": "<p>*a* &lt;b&gt;&amp;lt;</p>",
+    "> a *b*\n>> c\n\nd": "<blockquote><div>a <em>b</em></div><div>c</div></blockquote><p>d</p>",
     "***\n": "<hr>",
 }
 
@@ -825,7 +833,7 @@ def test_markdown(opened, address):
 def test_markdown_takes_linear_time(opened, address):
     page = opened(address)
     hostile = ["*", "**a*b ", "[", "[a](http://", "`", "` `` ", "|", "| a\n|-\n", "```\n", " ",
-               "\\", "- a\n", "# a\n", "1. "]
+               "\\", "- a\n", "# a\n", "1. ", "> ", ">", "> a\n"]
     texts = [(s * 200_000)[:200_000] for s in hostile]
     texts += [" ".join("`" * i for i in range(1, 630)), "|a|\n|-|\n|" + " " * 200_000 + "x",
               "\n".join(" " * i + "- x" for i in range(600))]
@@ -893,7 +901,7 @@ def test_the_opening_page(opened, address):
     page = opened(address)
     page.wait_for_selector(".starters button")
     said = page.inner_text(".welcome")
-    assert "runs on this computer" in said and "a context of 400 tokens" in said
+    assert "runs on this device" in said and "reads up to 400 tokens (words or" in said
     assert page.inner_text("#open-card") == "Model: little"
     starter = page.locator(".starters button").first
     text = starter.inner_text()
@@ -903,6 +911,64 @@ def test_the_opening_page(opened, address):
     assert page.locator(".message.user .text").all_inner_texts() == [text]
     assert page.locator(".welcome").count() == 0
     assert page.inner_text("#list .title") == text
+
+
+def test_a_conversation_that_is_removed_comes_back(canned):
+    """Undo restores it exactly, in its place."""
+    page = canned("Yes.")
+    page.click("#new")
+    before = page.evaluate("localStorage.getItem('nanoeuler.conversations')")
+    page.click("#list li:nth-child(2) .remove")
+    assert page.inner_text("#notice") == "“Go **on**.” was removed. Undo"
+    assert page.locator("#list li").count() == 1
+    page.click("#notice button")
+    assert page.evaluate("localStorage.getItem('nanoeuler.conversations')") == before
+    page.click("#list li:nth-child(2) .title")
+    assert answers(page) == ["Yes."] and page.inner_text("#notice") == ""
+    page.click("#list li:nth-child(2) .remove")          # the one that is shown
+    page.click("#notice button")
+    assert answers(page) == ["Yes."]
+
+
+def test_a_tap_beside_the_drawer_closes_it(canned):
+    page = canned("Yes.", viewport=NARROW)
+    page.click("#menu")
+    assert page.is_visible("#side")
+    page.mouse.click(NARROW["width"] - 10, 300)
+    assert not page.is_visible("#side") and not page.is_visible("#inside")
+
+
+def test_a_conversation_that_is_longer_than_the_context(opened, address):
+    """The page says which messages were not read, and what to do about one that is too long."""
+    page = opened(address, failing=True)
+    ask(page, "a " * 60, tokens=40)
+    for _ in range(4):
+        page.fill("#box", "b " * 60)
+        page.press("#box", "Enter")
+        finished(page)
+    hint = page.locator(".message.assistant >> text=it did not read the first")
+    assert "longer than the model's context" in hint.last.inner_text()
+    page.fill("#box", "c " * 900)
+    page.press("#box", "Enter")
+    page.wait_for_selector(".problem")
+    last = page.locator(".message.assistant").last
+    assert "too long: the model reads at most 400 tokens" in last.inner_text()
+    assert last.locator(".tools button").count() == 0
+
+
+def test_draft_tokens_are_marked_on_request(opened, address):
+    page = opened(address)
+    page.wait_for_selector("[placeholder='Ask something']")
+    assert "coloured" not in (page.get_attribute("#log", "class") or "")
+    page.click("#open-settings")
+    page.check("#colour")
+    assert "coloured" in page.get_attribute("#log", "class")
+
+
+def test_no_rate_of_a_few_tokens(opened, address):
+    page = opened(address)
+    ask(page, "So?", tokens=3)
+    assert "tokens/s" not in page.inner_text(".message.assistant .tools")
 
 
 def test_a_conversation_is_renamed(canned):

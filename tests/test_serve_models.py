@@ -333,7 +333,7 @@ def test_files_that_cannot_be_served_together(files, tmp_path, tokenizer):
     same = chat_model(tmp_path / "other/first.bin", tokenizer)
     for other in same, files[0]:
         said = nanoeuler("serve", files[0], other, "--port", 0, cwd=tmp_path)
-        complains(said, "expected models of different names", files[0], other)
+        complains(said, "two models have the name", files[0], other)
     with open(files[1], "rb") as f:
         half = f.read()[:-1000]
     (tmp_path / "half.bin").write_bytes(half)

@@ -120,9 +120,8 @@ class Models:
         for file in files:
             model = Served(file, decoder, options, self)
             same = self.by_name.setdefault(model.name, model)
-            ne.need(same is model, f"expected models of different names, found "
-                    f"{ne.shown_name(same.file)} and {ne.shown_name(file)}; rename one of the "
-                    f"files, or leave one out")
+            ne.need(same is model, f"two models have the name {model.name}: {same.file} and "
+                    f"{file}; rename one of the files, or name one of them only")
         self.default = next(iter(self))
 
     def __iter__(self):

@@ -9,13 +9,22 @@ const STORE = "nanoeuler.conversations", SETTINGS = "nanoeuler.settings";
 const PAINT_EVERY = 30, PAINT_SHARE = 8; // ms at least; pauses are this many times as long as the drawing
 const MOST_FORMATTED = 2 ** 20; // characters of a conversation; earlier answers are shown as raw text
 const MOST_SPOKEN = 1000; // characters of an answer that a screen reader is given
-// name, label, default, least, most, step; the default temperature is the model card's
+// name, label, default, least, most, is it a whole number?, explanation; the default temperature and
+// the largest numbers of tokens are the model card's
 const FIELDS = [
-  ["temperature", "Temperature", "", 0, 100, 0.1], ["max_tokens", "Maximum tokens", 200, 1, 1e6, 1],
-  ["top_p", "Top p", 1, 0, 1, 0.01], ["top_k", "Top k (0: all)", 0, 0, 1e6, 1],
-  ["min_p", "Min p", 0, 0, 1, 0.01], ["presence_penalty", "Presence penalty", 0, -100, 100, 0.1],
-  ["frequency_penalty", "Frequency penalty", 0, -100, 100, 0.1], ["seed", "Seed (empty: random)", "", 0, 2 ** 53, 1],
+  ["temperature", "Temperature", "", 0, 2, false, "How freely words are chosen. 0: always the most probable one. Above 1: often nonsense."],
+  ["max_tokens", "Longest answer", 200, 1, 1e6, true, "In tokens, which are words or pieces of words. The model forgets the beginning of an answer that is longer than its context."],
+  ["top_p", "Top p", 1, 0, 1, false, "Choose only among the most probable tokens that together have this probability. 1: all."],
+  ["top_k", "Top k", 0, 0, 1e6, true, "Choose only among this number of most probable tokens. 0: all."],
+  ["min_p", "Min p", 0, 0, 1, false, "Leave out tokens below this fraction of the highest probability. 0: none."],
+  ["presence_penalty", "Presence penalty", 0, -2, 2, false, "Above 0: avoid tokens that the answer already contains."],
+  ["frequency_penalty", "Frequency penalty", 0, -2, 2, false, "Above 0: avoid a token the more, the more often the answer contains it."],
+  ["seed", "Seed", "", 0, 2 ** 53, true, "With the same seed, the same question gets the same answer. Empty: a new one each time."],
 ];
+const WEIGHTS = { f32: "float32: 4 bytes per number", bf16: "bfloat16: 2 bytes per number", int8: "int8: 1 byte per number" };
+const TEMPLATES = { alpaca: "Alpaca", chatml: "ChatML" };
+const FEWEST_TIMED = 10, SHORTEST_TIMED = 250; // tokens and ms from which on a rate means something
+const TOO_LONG = "context_length_exceeded";
 const LONGEST_SYSTEM = 2 ** 20; // characters
 const COMPUTING = "Computing the trajectory…", FIRST = " The first trajectory can take half a minute.";
 const TRAJECTORY = "Trajectory shows how the model's prediction of a token forms, layer by layer.";
@@ -159,6 +168,7 @@ function message(c, node, asRaw) {
   const text = words(node, asRaw);
   article.append(text);
   if (node.problem) article.append(element("p", { class: "problem", role: "alert" }, node.problem));
+  if (node.forgotten) article.append(element("p", { class: "hint" }, `The conversation is longer than the model's context: it did not read ${node.forgotten === 1 ? "the first message" : `the first ${node.forgotten} messages`}.`));
   const tools = element("div", { class: "tools" });
   const all = siblings(c, node), at = all.indexOf(node.id);
   if (all.length > 1) {
@@ -170,13 +180,14 @@ function message(c, node, asRaw) {
   if (node.role === "user") {
     tools.append(button("Edit", () => edit(c, node, article)));
   } else {
-    tools.append(button("Regenerate", () => again(c, node)));
+    const isEmpty = !textOf(node);
+    if (node.finish !== TOO_LONG) tools.append(button(isEmpty ? "Try again" : "Regenerate", () => again(c, node)));
     if (node.tokens?.length && isOwn(node)) {
       if (node.finish !== "stop" || !card?.answers) tools.append(button("Continue", () => goOn(c, node)));
       tools.append(button("Look inside", () => look(node, 0, true), { title: "Shows the alternatives of each token" }),
         button("Trajectory", () => lookAtTrajectory(node), { title: TRAJECTORY }));
     }
-    tools.append(copyButton(() => textOf(node)));
+    if (!isEmpty) tools.append(copyButton(() => textOf(node)));
     if (raw.has(node.id) || text.querySelector(":scope > :not(p), p *:not(.token)")) {
       tools.append(button("Raw text", () => toggleRaw(node), { "aria-pressed": String(raw.has(node.id)) }));
     }
@@ -196,7 +207,7 @@ function toggleRaw(node) {
 
 function render() {
   const c = conversation(), log = $("log");
-  $("log").classList.toggle("coloured", settings.colour !== false);
+  $("log").classList.toggle("coloured", settings.colour === true);
   const path = branch(c);
   let room = MOST_FORMATTED;
   const messages = path.toReversed().map((node) => {
@@ -205,7 +216,7 @@ function render() {
   });
   log.replaceChildren(...messages.toReversed());
   if (!path.length) log.append(welcome());
-  else if (!running && path.at(-1).tokens?.length && isOwn(path.at(-1))) log.append(element("p", { class: "hint" }, `Click a token to see its alternatives. ${TRAJECTORY}`));
+  else if (!running && path.at(-1).tokens?.length && isOwn(path.at(-1))) log.append(element("p", { class: "hint" }, `Choose a token, a word or a piece of one, to see its alternatives. ${TRAJECTORY}`));
   log.scrollTop = log.scrollHeight;
   meter(path.findLast((node) => node.used)?.used ?? 0);
   renderList();
@@ -214,12 +225,12 @@ function render() {
 
 // What a newcomer sees: what this is, which model, and something to try
 function welcome() {
-  const place = LOCAL ? "this computer" : location.hostname, there = LOCAL ? "here" : "there";
+  const place = LOCAL ? "this device" : location.hostname, there = LOCAL ? "here" : "there";
   const made = element("div", { class: "welcome" }, element("h2", {}, "A small language model"),
-    element("p", {}, `This is a small language model that runs on ${place}. Every answer is computed ${there}, and nothing that you type goes anywhere else.`));
+    element("p", {}, `It runs on ${place}. Every answer is computed ${there}, and nothing that you type goes anywhere else.`));
   if (!card) return made;
   const starters = card.answers ? QUESTIONS : BEGINNINGS;
-  made.append(element("p", {}, element("b", {}, card.name), `: ${roughly(card.parameters)} parameters, a context of ${card.context.toLocaleString("en")} tokens.`),
+  made.append(element("p", {}, "The model: ", element("b", {}, card.name), `${card.name === "bundled" ? ", which comes with NanoEuler" : ""}. It has ${roughly(card.parameters)} parameters, and reads up to ${card.context.toLocaleString("en")} tokens (words or pieces of words) at once.`),
     element("p", { class: "hint" }, card.answers ? "Ask something, or try one of these:" : "This model continues texts. Type the beginning of one, or try one of these:"),
     element("div", { class: "starters" }, ...starters.map((text) => button(text, () => send(text)))));
   return made;
@@ -278,13 +289,25 @@ function choose(id) {
   drawer(false);
 }
 
-function remove(id) {
+async function remove(id) {
   if (running) return;
-  store.conversations = store.conversations.filter((c) => c.id !== id);
-  if (store.current === id) store.current = store.conversations[0]?.id ?? null;
-  closeInside();
-  save();
-  start();
+  const at = store.conversations.findIndex((c) => c.id === id), [gone] = store.conversations.splice(at, 1), shown = store.current;
+  if (shown === id) store.current = store.conversations[Math.min(at, store.conversations.length - 1)]?.id ?? null;
+  const refresh = () => {
+    closeInside();
+    save();
+    return start();
+  };
+  const undo = () => {
+    if (running) return;
+    store.conversations.splice(at, 0, gone);
+    if (shown === id) store.current = id;
+    notify("");
+    refresh();
+  };
+  drawer(false);                             // it would hide the notice on a phone
+  await refresh();
+  if (!failed) $("notice").replaceChildren(`“${titleOf(gone)}” was removed.`, " ", button("Undo", undo));
 }
 
 function meter(used) {
@@ -340,11 +363,13 @@ async function run(c, node, path, body) {
   };
   node.problem = null;
   node.finish = "";
+  node.forgotten = 0;
   try {
     const response = await withLessText(path, body);
     for await (const chunk of events(response)) {
       if (chunk.error) throw new Refused(chunk.error.message, 0);
       if (chunk.usage) node.used = chunk.usage.total_tokens;
+      if (chunk.forgotten) node.forgotten = chunk.forgotten;
       const choice = chunk.choices[0];
       if (!choice) continue;
       if (choice.prompt_tokens && !node.prompt) node.prompt = choice.prompt_tokens;
@@ -359,6 +384,7 @@ async function run(c, node, path, body) {
   } catch (error) {
     if (error.name !== "AbortError") node.problem = error.message;
     else node.finish = "stopped";
+    if (error.code === TOO_LONG) [node.finish, node.problem] = [TOO_LONG, `The message is too long: the model reads at most ${card.context} tokens at once. Edit it, and send a shorter one.`];
     if (node.tokens.length) node.used = node.prompt.length + node.tokens.length;     // no usage came
     say(node.problem ? `The answer failed: ${node.problem}` : "Stopped.");
   }
@@ -379,14 +405,17 @@ async function withLessText(path, body) {
     try {
       return await ask(path, body, running.signal);
     } catch (error) {
-      if (error.code !== "context_length_exceeded" || typeof body.prompt !== "string" || body.prompt.length < 2) throw error;
+      if (error.code !== TOO_LONG || typeof body.prompt !== "string" || body.prompt.length < 2) throw error;
       body = { ...body, prompt: body.prompt.slice(body.prompt.length / 2) };
     }
   }
 }
 
-// No rate if all tokens came at once: the browser's clock cannot measure it
-const paceOf = (n, first, rest) => `${n > 1 && rest >= 1 ? `${((n - 1) / rest * 1000).toFixed(1)} tokens/s, ` : ""}first token after ${(first / 1000).toFixed(2)} s`;
+// No rate of a few tokens: it would be noise
+function paceOf(n, first, rest) {
+  const rate = (n - 1) / rest * 1000, shown = rate < 10 ? rate.toFixed(1) : Math.round(rate).toLocaleString("en");
+  return `${n >= FEWEST_TIMED && rest >= SHORTEST_TIMED ? `${shown} tokens/s, ` : ""}first token after ${(first / 1000).toFixed(2)} s`;
+}
 
 // Shows new tokens of an answer, and keeps the end of the conversation in view if it was
 function painter(text, node) {
@@ -544,13 +573,14 @@ function defaultOf([name, , otherwise]) {
 }
 
 function largestOf([name, , , , most]) {
+  if (name === "top_k" && card) return card.config.vocab_size;
   return name === "max_tokens" && card ? card.most_tokens : most;
 }
 
 // The nearest value that is allowed
 function fitting(field, value) {
-  const [, , , least, , step] = field;
-  return Math.min(largestOf(field), Math.max(least, step === 1 ? Math.round(value) : value));
+  const [, , , least, , whole] = field;
+  return Math.min(largestOf(field), Math.max(least, whole ? Math.round(value) : value));
 }
 
 // Stored settings are untrusted input, too: known fields alone, within their ranges.
@@ -565,17 +595,14 @@ function checkedSettings(raw) {
   return found;
 }
 
-// Takes over what was typed.  A value that is not allowed is marked, and the one before stays in use.
+// Takes over what is being typed.  A value that is not allowed is marked, and the one before stays in
+// use.  A comma is a decimal point, too.
 function change(field, input) {
-  const [name, , , least, , step] = field, most = largestOf(field), empty = input.value === "" && !input.validity.badInput;
-  const value = input.valueAsNumber, right = empty || value >= least && value <= most && (step !== 1 || Number.isInteger(value));
-  if (empty) {
-    delete settings[name];
-    input.value = defaultOf(field);
-  } else if (right) {
-    settings[name] = value;
-  }
-  const used = settings[name] ?? defaultOf(field), kind = step === 1 ? "a whole number" : "a number";
+  const [name, , , least, , whole] = field, most = largestOf(field), typed = input.value.trim();
+  const value = Number(typed.replace(",", ".")), right = !typed || value >= least && value <= most && (!whole || Number.isInteger(value));
+  if (!typed) delete settings[name];
+  else if (right) settings[name] = value;
+  const used = settings[name] ?? defaultOf(field), kind = whole ? "a whole number" : "a number";
   input.setAttribute("aria-invalid", String(!right));
   $(`${name}-problem`).textContent = right ? "" : `Expected ${kind} from ${least} to ${most}. ${used === "" ? "No value" : used} stays in use.`;
   saveSettings();
@@ -583,14 +610,16 @@ function change(field, input) {
 
 function buildSettings() {
   $("fields").replaceChildren(...FIELDS.map((field) => {
-    const [name, label, , least, , step] = field, problem = `${name}-problem`;
-    const input = element("input", { type: "number", min: least, max: largestOf(field), step: step === 1 ? 1 : "any", name, "aria-describedby": problem });
-    input.value = settings[name] ?? defaultOf(field);
-    input.addEventListener("change", () => change(field, input));
-    return element("div", {}, element("label", {}, label, input), element("p", { class: "warning", role: "status", id: problem }));
+    const [name, label, , , , whole, explanation] = field, problem = `${name}-problem`, hint = `${name}-hint`;
+    const input = element("input", { inputmode: whole ? "numeric" : "decimal", autocomplete: "off", name, "aria-describedby": `${hint} ${problem}` });
+    const value = () => settings[name] ?? defaultOf(field);
+    input.value = value();
+    input.addEventListener("input", () => change(field, input));
+    input.addEventListener("change", () => { if (input.getAttribute("aria-invalid") !== "true") input.value = value(); });
+    return element("div", {}, element("label", {}, label, input), element("p", { class: "hint", id: hint }, explanation), element("p", { class: "warning", role: "status", id: problem }));
   }));
   $("system").value = settings.system ?? "";
-  $("colour").checked = settings.colour !== false;
+  $("colour").checked = settings.colour === true;
   $("trajectory").checked = settings.trajectory === true;
 }
 
@@ -606,10 +635,12 @@ function buildCard() {
   const { config } = card;
   const facts = [["name", card.name], ["parameters", card.parameters.toLocaleString("en")],
     ["architecture", `${config.n_layer} layers (${2 * config.n_layer} Euler steps), width ${config.n_embd}, ${config.n_head} attention heads (${config.n_kv_head} for keys and values), vocabulary ${config.vocab_size}`],
-    ["output heads", config.n_mtp], ["weights", card.weights], ["context", `${card.context} tokens per slot; slots: ${card.slots}`],
+    ["guesses ahead", config.n_mtp === 1 ? "none: it predicts one token at a time" : `${config.n_mtp - 1} of its ${config.n_mtp} output heads guess the tokens after the next one`],
+    ["weights", WEIGHTS[card.weights] ?? card.weights], ["context", `${card.context} tokens, question and answer together`],
+    ["answers at a time", card.slots],
     ["trained on", `${card.tokens_seen.toLocaleString("en")} tokens in ${card.step.toLocaleString("en")} steps`],
     ["validation", card.bits_per_byte ? `${card.bits_per_byte.toFixed(4)} bits per byte` : "none"],
-    ["chat template", card.answers ? `${card.template}${card.remembers ? "" : "; the model sees only the last question"}` : "none: the model continues texts"]];
+    ["chat template", card.answers ? `${TEMPLATES[card.template] ?? card.template}, the form in which the model reads questions and answers${card.remembers ? "" : "; the model sees only the last question"}` : "none: the model continues texts"]];
   $("facts").replaceChildren(...facts.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, String(text))]));
   $("system-label").hidden = !card.remembers;
 }
@@ -714,7 +745,18 @@ $("model").addEventListener("change", (event) => {
   start();
 });
 $("menu").addEventListener("click", () => drawer(!$("side").classList.contains("open")));
-$("settings").addEventListener("close", buildSettings);              // drops values that are not allowed
+document.addEventListener("click", (event) => {          // a tap beside the open drawer only closes it
+  if (!$("side").classList.contains("open") || $("side").contains(event.target) || $("menu").contains(event.target)) return;
+  if (!event.target.isConnected) return;                 // its button was just replaced
+  event.preventDefault();
+  event.stopPropagation();
+  drawer(false);
+}, true);
+$("settings").addEventListener("close", () => {
+  const wrong = FIELDS.filter(([name]) => $("fields").querySelector(`[name=${name}][aria-invalid=true]`)).map(([, label]) => label);
+  if (wrong.length) notify(`Not changed, because the value is not allowed: ${wrong.join(", ")}.`);
+  buildSettings();
+});
 $("open-settings").addEventListener("click", () => $("settings").showModal());
 $("open-card").addEventListener("click", () => $("card").showModal());
 $("defaults").addEventListener("click", () => {

@@ -63,7 +63,9 @@ function checkedNode(raw, id) {
   for (const name of ["finish", "pace", "problem", "model"]) {
     if (isText(raw[name], LONGEST_TOKEN)) node[name] = raw[name];
   }
-  if (Number.isSafeInteger(raw.used) && raw.used >= 0) node.used = raw.used;
+  for (const name of ["used", "forgotten"]) {
+    if (Number.isSafeInteger(raw[name]) && raw[name] >= 0) node[name] = raw[name];
+  }
   if (node.children.includes(raw.latest)) node.latest = raw.latest;
   return node;
 }

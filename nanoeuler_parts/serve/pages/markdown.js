@@ -1,4 +1,4 @@
-// Markdown as DOM nodes: paragraphs, headings, lists, short tables, code, **bold**, *italic*, links.
+// Markdown as DOM nodes: paragraphs, headings, lists, quotes, short tables, code, **bold**, *italic*, links.
 // All text becomes text nodes, so a model's text cannot become a script.  Marks that are not closed
 // stay text.  Each step takes linear time; no expression backtracks over more than one line or link.
 //
@@ -7,6 +7,7 @@ import { copyButton, element } from "./common.js";
 
 const FENCE = /^ *(`{3,}|~{3,})([^`]*)$/, HEADING = /^(#{1,6}) +(?=\S)/, RULE = /^ *(-{3,}|\*{3,}|_{3,}) *$/;
 const ITEM = /^( *)([-*+]|\d{1,3}[.)]) +(?=\S)/;
+const QUOTE = /^( {0,3}> ?)+/;
 const LINK = /\[([^[\]]{1,1000})\]\((https?:\/\/[^\s()<>"[\]]{1,2000})\)/iy;
 const SPECIAL = /\\[\\`*[\]#|_~-]|`+|\*+|\[/g;
 const LETTER = /[0-9A-Za-z]/, BLANK = /\s/;
@@ -37,6 +38,7 @@ function kindOf(lines, i) {
   if (FENCE.test(text)) return "code";
   if (HEADING.test(text)) return "heading";
   if (RULE.test(text)) return "rule";
+  if (QUOTE.test(text)) return "quote";
   if (ITEM.test(text)) return "list";
   if (text.includes("|") && isDelimiter(lines[i + 1])) return "table";
   return "paragraph";
@@ -58,6 +60,7 @@ function endOf(lines, i, kind) {
   };
   if (kind === "list") return more((j) => inList(lines, j));
   if (kind === "table") return more((j) => lines[j].text.includes("|"));
+  if (kind === "quote") return more((j) => kindOf(lines, j) === "quote");
   if (kind === "paragraph") return more((j) => kindOf(lines, j) === "paragraph");
   if (kind !== "code") return end;
   const [, mark] = FENCE.exec(lines[i].text);
@@ -71,6 +74,7 @@ function block(text, lines, kind, put) {
   if (kind === "rule") return element("hr");
   if (kind === "list") return list(lines, within);
   if (kind === "table") return table(lines, within);
+  if (kind === "quote") return quote(lines, within);
   if (kind === "code") return code(text, lines, put);
   if (kind === "heading") {
     const [{ length }, { length: level }] = HEADING.exec(lines[0].text);
@@ -89,6 +93,13 @@ function code(text, lines, put) {
     element("div", { class: "row" }, element("span", {}, language.trim().slice(0, 40) || "code"), element("span", { class: "grow" }),
       copyButton(() => text.slice(from, to), "Copy the code")),
     element("pre", { tabindex: "0" }, inside));
+}
+
+// Its lines without their marks; a quote within a quote is not indented further
+function quote(lines, within) {
+  const made = element("blockquote");
+  for (const line of lines) within(made.appendChild(element("div")), line.from + QUOTE.exec(line.text)[0].length, line.to);
+  return made;
 }
 
 function list(lines, within) {
