@@ -363,14 +363,27 @@ def tile(page, name):
     return page.locator(f"#tiles details:has(.name:text-is('{name}')) .value").inner_text()
 
 
-@pytest.mark.parametrize(("planned", "left"), [(200, "12 s"), (80, "ended 0 s ago"),
-                                               (None, "not known yet")])
-def test_time_left_of_a_run_by_minutes(opened, address, planned, left):
+@pytest.mark.parametrize(("planned", "name", "left"), [
+    (200, "time left", "12 s"), (80, "ended", "0 s ago"), (None, "time left", "not known yet")])
+def test_time_left_of_a_run_by_minutes(opened, address, planned, name, left):
     """Its log records the steps planned so far; it may end before it writes any checkpoint."""
     logs = Logs({"run.jsonl": (1000, steps(80, n_steps=planned))})
     page = opened(f"{address}/training", routes=logs.routes())
     page.wait_for_selector("#tiles")
-    assert tile(page, "time left") == left
+    assert tile(page, name) == left
+    assert tile(page, "tokens per second") == "20,000"
+
+
+def test_a_page_without_curves_says_what_to_do(opened, address):
+    page = opened(f"{address}/training", routes=Logs({"run.jsonl": (9, steps(9))}).routes())
+    page.wait_for_selector("#charts svg")
+    assert not page.is_visible("#choose")
+    page.click("#runs input")
+    assert page.inner_text("#choose") == "Choose a run in the list above to see its curves."
+    page = opened(f"{address}/training", routes=Logs({}).routes())
+    page.wait_for_selector("#none")
+    assert "python nanoeuler.py train" in page.inner_text("#none")
+    assert not page.is_visible("#choose")
 
 
 def test_the_newest_run_is_first_and_followed_until_the_user_chooses(opened, address):
@@ -1210,9 +1223,10 @@ def test_a_run_that_trains_is_followed_and_others_say_how_they_ended(opened, add
                       "slow.jsonl": "training", "stopped.jsonl": "no news for 3 min"}
     page.uncheck("[name='trains.jsonl']")
     page.check("[name='stopped.jsonl']")
-    polled(page, lambda: tile(page, "time left") == "no news for 3 min")
+    polled(page, lambda: page.inner_text("#time") == "no news for")
+    assert tile(page, "no news for") == "3 min"
     logs.now += 7200                         # nothing is written, and the texts still change
-    polled(page, lambda: tile(page, "time left") == "no news for 2 h 3 min")
+    polled(page, lambda: tile(page, "no news for") == "2 h 3 min")
 
 
 def test_every_number_is_explained_by_tap_and_key(opened, address):

@@ -885,7 +885,9 @@ def test_runs_are_followed(file, tmp_path, monkeypatch):
     log.write_text('{"step": 1, "loss": 5.0, "norm": NaN}\n{"step": 2, "lo', encoding="utf-8")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "x"}\n', encoding="utf-8")
     with serving(file) as (at, _):
-        assert [r["name"] for r in send(at, "GET", "/api/runs")[2]["runs"]] == ["a run.jsonl"]
+        found = send(at, "GET", "/api/runs")[2]
+        assert [r["name"] for r in found["runs"]] == ["a run.jsonl"]
+        assert found["folder"] == os.path.basename(os.getcwd())
         found = send(at, "GET", "/api/run?name=a%20run.jsonl&from=0")[2]
         assert found["records"] == [{"step": 1, "loss": 5.0, "norm": None}]
         with open(log, "a", encoding="utf-8") as f:

@@ -142,6 +142,9 @@ def test_pages_are_linked_in_order():
     names = [path.name for path in PAGES]
     index = (TOUR / "README.md").read_text(encoding="utf-8")
     assert [n for n in re.findall(r"\]\((\d\d_\w+\.md)\)", index)] == names
+    for name in names:                       # the list has the questions of the titles
+        [question] = re.findall(r"\A# \d+\. (.*?\?)", (TOUR / name).read_text(encoding="utf-8"))
+        assert f"[{question}]({name})" in index
     for path, after in zip(PAGES, names[1:]):
         assert f"]({after})" in path.read_text(encoding="utf-8").splitlines()[-1]
 

@@ -523,7 +523,8 @@ class Server:
         return as_json(await until_gone(request, model.engine.later(work)))
 
     async def list_runs(self, request):
-        return as_json({"runs": await self.disk.call(request, self.runs.listed)})
+        return as_json({"runs": await self.disk.call(request, self.runs.listed),
+                        "folder": self.runs.folder_name})
 
     async def run(self, request):
         """The records of the log `name`, starting at byte `from`"""

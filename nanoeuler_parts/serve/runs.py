@@ -21,6 +21,11 @@ def opened(path):
     return open(path, "rb", opener=regular)
 
 
+def readable(path):
+    """A path as text.  Bytes that are not UTF-8 become escapes."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def valid(value):
     """Whether a training run may write such a value into its log"""
     if isinstance(value, str):
@@ -60,6 +65,7 @@ class Runs:
 
     def __init__(self, folder, named=()):
         self.folder = pathlib.Path(folder)
+        self.folder_name = readable(self.folder.resolve().name)
         self.named = [pathlib.Path(path) for path in named]
         self.known = {}                      # {(path, inode, size, time): its latest step}
 
@@ -77,9 +83,9 @@ class Runs:
         return {name: path for name, (_, path) in newest if self.latest(path) is not None}
 
     def name_of(self, path):
-        """The name of a log on the page.  Bytes that are not UTF-8 become escapes."""
+        """The name of a log on the page"""
         here = path.resolve().parent == self.folder.resolve()
-        return os.fsencode(path.name if here else path).decode("utf-8", "backslashreplace")
+        return readable(path.name if here else path)
 
     def latest(self, path):
         """The latest step of a log; None if the file is not a log.  The page asks every two

@@ -275,7 +275,8 @@ function refresh() {
 
 async function update() {
   try {
-    const { runs: listed } = await askJson("api/runs");
+    const { runs: listed, folder } = await askJson("api/runs");
+    $("folder").textContent = folder ? `: ${folder}` : "";
     arrange(listed.slice(0, MOST_RUNS));
     await released;
     followNewest();
@@ -479,7 +480,8 @@ function lossFigure(chosen) {
       lines(chosen, ["loss", (r) => r.loss]));
   }
   return figure("Loss of each head", "Mean cross-entropy, in nats. Head 0 predicts the next token, " +
-    "head 1 the one after it, and so on.",
+    "head 1 the one after it, and so on. A curve ends where the run switches its head off: the " +
+    "others only help at the beginning.",
   lines(chosen, ...Array.from({ length: heads }, (_, k) => [`head ${k}`, (r) => r.heads?.[k]])));
 }
 
@@ -490,6 +492,7 @@ let drawnNames = "";
 function draw() {
   const chosen = chosenRuns();
   drawnNames = namesOf(chosen);
+  $("choose").hidden = [...runs.values()].some((run) => run.chosen) || !runs.size;
   const validated = (run) => run.records.some((r) => r.val_bits_per_byte !== undefined);
   const faint = chosen.length > 1 && chosen.every(validated);
   replaceChildren($("charts"), [
@@ -511,11 +514,13 @@ function draw() {
   showSamples(chosen);
 }
 
-// From the planned steps, which the records of a log say, and the milliseconds of the latest ones
-function timeLeft(run, step, ms) {
-  if (!trains(run)) return state(run);
-  if (!run.planned || !Number.isFinite(ms)) return "not known yet";
-  return duration((run.planned - step) * ms / 1000);
+// [name, value] of the tile: of a run that trains, from the planned steps, which the records of a log
+// say, and the milliseconds of the latest ones
+function timeOf(run, step, ms) {
+  if (hasEnded(run)) return ["ended", `${duration(run.age)} ago`];
+  if (isQuiet(run)) return ["no news for", duration(run.age)];
+  const isKnown = run.planned && Number.isFinite(ms);
+  return ["time left", isKnown ? duration((run.planned - step) * ms / 1000) : "not known yet"];
 }
 
 // The numbers of the highlighted run, or else of the first chosen one
@@ -532,11 +537,12 @@ function showTiles(chosen) {
   const bits = (x) => number(x, (bpb) => bpb.toFixed(3));
   const held = run.records.findLast((r) => r.val_bits_per_byte !== undefined);
   const of = run.planned ? ` / ${run.planned.toLocaleString("en")}` : "";
+  const [time, left] = timeOf(run, last.step, mean("ms"));
   const facts = {
     run: `${run.number} · ${shortName(run.name)}`,
     step: `${last.step.toLocaleString("en")}${of}`,
-    left: timeLeft(run, last.step, mean("ms")),
-    speed: number(mean("tokens_per_s"), short),
+    left,
+    speed: number(mean("tokens_per_s"), (x) => Math.round(x).toLocaleString("en")),
     loss: number(mean("loss"), short),
     batch: bits(mean("bits_per_byte")),
     held: held ? bits(held.val_bits_per_byte) : "not yet",
@@ -546,6 +552,7 @@ function showTiles(chosen) {
   for (const value of $("tiles").querySelectorAll("[data-tile]")) {
     value.textContent = facts[value.dataset.tile];
   }
+  $("time").textContent = time;
 }
 
 // The latest texts.  Several runs share the places, the newest run first.
