@@ -6,6 +6,7 @@ The models are small and have random weights.  They cover
   - grouped queries,
   - several output heads, whose targets run past the end,
   - masked targets (-1),
+  - biases, norms of q and k, and a sliding window,
   - gradients accumulated over micro-batches of unequal masks.
 
 The analytic gradient comes from the training code, compiled for float64.  The loss is computed
@@ -72,11 +73,20 @@ CASES = [
     Case("one layer, one key/value head", dict(n_layer=1, n_kv_head=1), 6, (3,)),
     Case("as many key/value heads as query heads", dict(n_kv_head=4, head_dim=2), 5, (1, 2)),
     Case("one output head", dict(n_mtp=1), 7, (2, 2)),
+    Case("biases of q, k and v", dict(qkv_bias=True), 7, (2, 1)),
+    Case("norms of q and k", dict(qk_norm=True), 6, (1, 2)),
+    Case("a window of three tokens, scaled RoPE", dict(
+        window=3, rope_scaling="yarn", rope_original=4, rope_factor=2.0, rope_attention=1.2), 7,
+        (2, 1)),
     Case("head 0 tied to the embedding", dict(tie_embeddings=True), 7, (2, 1)),
     Case("one output head, tied", dict(tie_embeddings=True, n_mtp=1, n_layer=1), 4, (2,)),
     Case(f"larger than one block: {ne.BR} query rows, {ne.KC} terms of a sum, {ne.NB} matrix "
          f"rows", dict(n_embd=33, n_head=3, n_kv_head=1, head_dim=34, n_hidden=70, seq_len=131,
                        vocab_size=150, n_mtp=2), 131, (1, 2)),
+    Case("all of these, and a window that is shorter than a block", dict(
+        n_embd=33, n_head=4, n_kv_head=2, head_dim=34, n_hidden=20, seq_len=131, vocab_size=20,
+        n_mtp=1, qkv_bias=True, qk_norm=True, window=21, rope_scaling="llama3", rope_original=32,
+        rope_factor=4.0), 131, (1, 1)),
     Case("preferences: two pairs, one split across micro-batches", {}, 7, (1, 3), pairs=True),
 ]
 
@@ -89,7 +99,7 @@ def random_params(cfg, rng):
     for view, x in zip(ne.views(flat, table), table):
         noise = rng.standard_normal(x.shape)
         fan_in = 1 if x.name == "wte" else x.shape[-1]
-        view[...] = noise / math.sqrt(fan_in) if x.decays else 1 + 0.3 * noise
+        view[...] = noise / math.sqrt(fan_in) if x.decays else (x.kind == "weight") + 0.3 * noise
     return flat
 
 

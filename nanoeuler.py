@@ -33,7 +33,8 @@ Contents
     4.5  Attention                            11.2 Runs on disk: settings, log, --resume
     4.6  SwiGLU                               12   Kernels to compile
     4.7  Cross-entropy                        13   Command line
-    5    Model: forward, backward, threads    14   Without nanoeuler_parts
+    4.8  Biases and norms of q and k          14   Without nanoeuler_parts
+    5    Model: forward, backward, threads
 
     New to language models?  docs/tour explains them in ten pages, and uses the code of this file.
     To understand the model, read sections 1 to 9.  The others handle conversations, files and the
@@ -248,9 +249,30 @@ class Config(Settings):
     rope_theta: float = setting(10000.0, 1, 1e12)
     norm_eps: float = setting(1e-5, 1e-12, 1)
     tie_embeddings: bool = setting(False, 0, 0, "share the embedding matrix with output head 0")
+    # What other Llamas have: Qwen2, Qwen3, Mistral, and Llama 3 (4.4)
+    qkv_bias: bool = setting(False, 0, 0, "add a bias to queries, keys and values, as Qwen2 does")
+    qk_norm: bool = setting(False, 0, 0, "apply RMSNorm to each head of queries and keys, as Qwen3 "
+                            "does")
+    window: int | None = setting(None, 0, 1 << 17, "sliding-window attention: number of tokens "
+                                 "that a token attends to, itself included; 0: all earlier ones")
+    rope_scaling: str = setting("", 0, 0)    # linear, llama3 or yarn; the rest are its parameters
+    rope_factor: float = setting(1.0, 1e-3, 1e6)
+    rope_original: int | None = setting(None, 0, 1 << 24)
+    rope_low: float = setting(1.0, 1e-6, 1e6)
+    rope_high: float = setting(4.0, 1e-6, 1e6)
+    rope_attention: float = setting(1.0, 1e-6, 1e6)
 
     def check(self):
         super().check()
+        kinds = "", "linear", "llama3", "yarn"
+        need(self.rope_scaling in kinds,
+             f"rope_scaling is {self.rope_scaling}, expected linear, llama3, yarn or none")
+        if self.rope_scaling in ("llama3", "yarn"):
+            need(self.rope_original, f"rope_scaling {self.rope_scaling} needs the original context "
+                 f"length, rope_original")
+            need(self.rope_low < self.rope_high and self.rope_theta > 1,
+                 f"rope_scaling {self.rope_scaling}: expected rope_low < rope_high and rope_theta "
+                 f"> 1, found {self.rope_low:g}, {self.rope_high:g}, {self.rope_theta:g}")
         need(self.n_head % self.n_kv_head == 0,
              f"n_head is {self.n_head}, expected a multiple of n_kv_head, {self.n_kv_head}")
         need(self.head_dim % 2 == 0, f"head_dim is {self.head_dim}, expected an even number")
@@ -307,16 +329,18 @@ class Tensor(NamedTuple):
     """A learned tensor: a row of the table."""
     name: str                # field of Params
     shape: tuple             # with the axis of layers or heads, if `each` names one
-    std: float | None        # initial standard deviation; None: a norm's gain, which starts as ones
+    std: float | None        # initial standard deviation; None: a norm's gain, which starts as
+                             # ones, or a bias, which starts as zeros
     each: str                # what the first axis counts: "layer", "head", or "" for neither
     packed: bool             # into panels, for matrix products (4.1)
     optimizer: str           # in a run with Muon (6): muon, adamw, or adamw_embedding
     parts: list              # matrices stacked in a layer or head: (rows, Llama's name, GGUF's)
+    kind: str = "weight"     # the end of those names: weight or bias
     start: int = 0           # index of its first entry in the flat buffer
 
     @property
     def decays(self):
-        """Weight decay applies to matrices, and not to gains."""
+        """Weight decay applies to matrices, and not to gains and biases."""
         return self.std is not None
 
     @property
@@ -329,6 +353,7 @@ def param_table(cfg):
     """
     size = dims_of(cfg)
     L, C, F, V, HD, GD = size.L, size.C, size.F, size.V, size.HD, size.G * size.D
+    biases, normed = size.QKV * cfg.qkv_bias, size.D * cfg.qk_norm   # 0 entries: has no such tensor
     untied = size.P - cfg.tie_embeddings     # tied: wte is head 0, lm_head holds heads 1.. only
     std = 0.02 * math.sqrt(768 / C)          # GPT-2's 0.02 at C = 768; row length independent of C
     out_std = std / math.sqrt(2 * L)         # the 2L outputs to the residual stream (GPT-2, 2.3)
@@ -352,7 +377,14 @@ def param_table(cfg):
         Tensor("mlp_norm",   (L, C),               None,    "layer", False,  "adamw",
                [(C, "post_attention_layernorm", "ffn_norm")]),
         Tensor("final_norm", (C,),                 None,    "",      False,  "adamw",
-               [(C, "model.norm", "output_norm")])]
+               [(C, "model.norm", "output_norm")]),
+        Tensor("qkv_bias",   (L, biases),          None,    "layer", False,  "adamw",
+               [(HD, "self_attn.q_proj", "attn_q"), (GD, "self_attn.k_proj", "attn_k"),
+                (GD, "self_attn.v_proj", "attn_v")], "bias"),
+        Tensor("q_norm",     (L, normed),          None,    "layer", False,  "adamw",
+               [(normed, "self_attn.q_norm", "attn_q_norm")]),
+        Tensor("k_norm",     (L, normed),          None,    "layer", False,  "adamw",
+               [(normed, "self_attn.k_norm", "attn_k_norm")])]
     starts = itertools.accumulate((math.prod(x.shape) for x in table), initial=0)
     return [x._replace(start=start) for x, start in zip(table, starts)]
 
@@ -365,7 +397,7 @@ def fields_where(chosen):
     return slice(at[0], at[-1] + 1)
 
 MATRICES = fields_where(lambda x: x.decays)
-GAINS = fields_where(lambda x: not x.decays)             # of the norms
+VECTORS = fields_where(lambda x: not x.decays)           # gains of the norms, and biases
 PACKED = fields_where(lambda x: x.packed and x.each == "layer")
 
 def entries_where(cfg, chosen):
@@ -390,11 +422,15 @@ def n_params(cfg):
     return param_table(cfg)[-1].end
 
 def init_params(cfg, seed, dtype=np.float32):
-    """A fresh flat parameter buffer: normal(0, std) matrices, unit gains (GPT-2, 2.3)."""
+    """A fresh flat parameter buffer: normal(0, std) matrices, unit gains, zero biases (GPT-2, 2.3).
+    """
     rng, table = np.random.default_rng(seed), param_table(cfg)
     flat = aligned((n_params(cfg),), dtype)
     for view, x in zip(views(flat, table), table):
-        view[...] = 1.0 if x.std is None else x.std * rng.standard_normal(x.shape, np.float32)
+        if x.decays:
+            view[...] = x.std * rng.standard_normal(x.shape, np.float32)
+        else:
+            view[...] = 0.0 if x.kind == "bias" else 1.0
     return flat
 
 # ---- the other memory of a training step
@@ -402,11 +438,11 @@ def init_params(cfg, seed, dtype=np.float32):
 # gradients of activations.  LayerRows are some rows of one layer's activations (5).  Scratch is the
 # working memory of a thread.  Panels are the matrices, packed for products (4.1).  MuonScratch is
 # the working memory of a thread in Muon (6).
-Acts = namedtuple("Acts", "x attn_in attn_rstd qkv att lse mlp_in mlp_rstd gate_up swiglu final_in "
-                          "final_rstd logits")
-LayerRows = namedtuple("LayerRows", "x x1 x2 attn_in attn_rstd qkv att mlp_in mlp_rstd gate_up "
-                                    "swiglu")
-Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm")
+Acts = namedtuple("Acts", "x attn_in attn_rstd qk qk_rstd qkv att lse mlp_in mlp_rstd gate_up "
+                          "swiglu final_in final_rstd logits")
+LayerRows = namedtuple("LayerRows", "x x1 x2 attn_in attn_rstd qk qk_rstd qkv att mlp_in mlp_rstd "
+                                    "gate_up swiglu")
+Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm qkv_bias q_norm k_norm")
 Scratch = namedtuple("Scratch", "dnorm datt dswiglu scores dscores kt vt dy_panels x_panels")
 Panels = namedtuple("Panels", [x.name for x in TABLE if x.packed])
 MuonScratch = namedtuple("MuonScratch", "y other gram square like")
@@ -422,7 +458,7 @@ if not nanoeuler_parts:
 
 # NARROW names the arrays that such a run stores as bfloat16.  PAIRED names the packed panels (4.1),
 # whose entries, in int32, are pairs of bfloat16 numbers.
-NARROW = {Acts: {"attn_in", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
+NARROW = {Acts: {"attn_in", "qk", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
           Scratch: {"datt"}, MuonScratch: {"like"}}
 PAIRED = {Panels: set(Panels._fields), Scratch: {"kt", "vt", "dy_panels", "x_panels"}}
 
@@ -433,9 +469,12 @@ def act_shapes(cfg, B, T):
     validation, and gate_up by backward."""
     size = dims_of(cfg)
     L, C, H, F = size.L, size.C, size.H, size.F
+    heads = (H + size.G) * cfg.qk_norm       # number of heads of q and k that are normalized
     return Acts(x=(B, 2 * L + 1, T, C),
                 attn_in=(B, L, T, C),        # rmsnorm(x), input of qkv
                 attn_rstd=(B, L, T),
+                qk=(B, L, T, heads * size.D),            # q and k before their norms (4.8)
+                qk_rstd=(B, L, T, heads),
                 qkv=(B, L, T, size.QKV),     # q and k are already rotated by RoPE
                 att=(B, L, T, size.HD),      # attention's output, input of attn_proj
                 lse=(B, L, H, T),            # log-sum-exp of each score row
@@ -451,11 +490,8 @@ def dact_shapes(cfg, B, T):
     """Shapes of the gradients that outlive one sequence's backward pass.  x is the adjoint
     trajectory: d.x[b, i] = d.x[b, i + 1] + J_i^T d.x[b, i + 1], J_i = df_i/dx."""
     a = act_shapes(cfg, B, T)
-    return Dacts(x=a.x,
-                 qkv=a.qkv,
-                 attn_norm=(B, cfg.n_layer, cfg.n_embd),     # gradients of gains, per sequence
-                 mlp_norm=(B, cfg.n_layer, cfg.n_embd),
-                 final_norm=(B, cfg.n_embd))
+    of_vectors = {x.name: (B, *x.shape) for x in param_table(cfg) if not x.decays}
+    return Dacts(x=a.x, qkv=a.qkv, **of_vectors)         # of gains and biases, per sequence
 
 def scratch_shapes(cfg, n, T, dtype):
     """Shapes of the scratch memory of n threads, for one sequence each.  dnorm, datt and dswiglu
@@ -769,8 +805,38 @@ def gain_gradient(dgain, dy, x, rstd, c0):
 def rope_table(cfg, dtype):
     """cos and sin (seq_len, D / 2) of t * theta^(-2i / D)      Su et al. 2021, 3.2.2"""
     D = cfg.head_dim
-    angle = np.outer(np.arange(cfg.seq_len), cfg.rope_theta ** (-np.arange(0, D, 2) / D))
-    return np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
+    frequency = cfg.rope_theta ** (-np.arange(0, D, 2) / D)
+    if cfg.rope_scaling:
+        kept = kept_of_frequency(cfg, frequency)
+        frequency = kept * frequency + (1 - kept) * frequency / cfg.rope_factor
+    angle, scale = np.outer(np.arange(cfg.seq_len), frequency), cfg.rope_attention
+    return (scale * np.cos(angle)).astype(dtype), (scale * np.sin(angle)).astype(dtype)
+
+def kept_of_frequency(cfg, frequency):
+    """RoPE scaling stretches a model that was trained with rope_original tokens to a longer context.
+    It divides low frequencies by rope_factor and keeps high ones, which tell neighbours apart.
+    Returns the kept part of each frequency (D / 2,), from 0 for divided to 1 for unchanged.
+        linear      all are divided                                     Chen et al. 2023
+        llama3      by the number of turns in rope_original tokens: below rope_low divided, above
+                    rope_high kept, a straight line between             Llama Team 2024
+        yarn        a straight line over the pairs i, from the pair with rope_high turns to the one
+                    with rope_low; cos and sin are multiplied by rope_attention     Peng et al. 2023
+    """
+    D, low, high = cfg.head_dim, cfg.rope_low, cfg.rope_high
+    if cfg.rope_scaling == "linear":
+        return np.zeros(D // 2)
+    if cfg.rope_scaling == "llama3":
+        turns = cfg.rope_original * frequency / (2 * math.pi)
+        return ((turns - low) / (high - low)).clip(0, 1)
+
+    def pair_with(turns):
+        """The i, a real number, where rope_original * theta^(-2i / D) / 2 pi = turns"""
+        return D * math.log(cfg.rope_original / (2 * math.pi * turns), cfg.rope_theta) / 2
+
+    first = max(0, math.floor(pair_with(high)))
+    last = min(D - 1, math.ceil(pair_with(low)))
+    divided = (np.arange(D // 2) - first) / max(0.001, last - first)
+    return 1 - divided.clip(0, 1)
 
 @jit
 def rope(qkv, cos, sin, n_heads, sign):
@@ -809,8 +875,15 @@ def row_max(row):
     return m
 
 @jit
-def attention_forward(o, lse, qkv, D, h0, h1, s):
+def first_key(t0, window, width):
+    """The first key that a block of rows reads.  Row t0 attends to the oldest key, t0 - window + 1;
+    packed K^T is read from the beginning of a panel, a multiple of width."""
+    return max(0, t0 + 1 - window) // width * width
+
+@jit
+def attention_forward(o, lse, qkv, D, window, h0, h1, s):
     """o = softmax(Q K^T / sqrt(D)) V, causal, grouped queries      Vaswani 2017; Ainslie 2023
+    Token t attends to the tokens t - window + 1 to t.
     For heads h0 to h1.  out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV)
     scratch: scores (BR, T), kt for packed K^T
     Explained in docs/tour/06_attention.md"""
@@ -825,31 +898,37 @@ def attention_forward(o, lse, qkv, D, h0, h1, s):
             pack(kt, qkv[:, k:k + D].T)
         for t0 in range(0, T, BR):
             t1 = min(T, t0 + BR)
-            P = scores[:t1 - t0, :t1]        # holds S = Q K^T first, then P
-            matmul(P, qkv[t0:t1, h * D:h * D + D], kt[:(t1 + width - 1) // width])
+            k0 = first_key(t0, window, width)
+            n = t1 - k0                      # the block attends to keys k0 to t1
+            P = scores[:t1 - t0, :n]         # holds S = Q K^T first, then P
+            matmul(P, qkv[t0:t1, h * D:h * D + D], kt[k0 // width:(t1 + width - 1) // width])
             for t in range(t0, t1):          # the row maxima, kept in lse for now
-                row = scores[t - t0, :t1]
-                for j in range(t + 1, t1):
-                    row[j] = row[0]          # future keys must not change the maximum
+                row, own = scores[t - t0, :n], t - k0
+                for j in range(own + 1 - window):
+                    row[j] = row[own]        # keys before the window must not change the maximum,
+                for j in range(own + 1, n):
+                    row[j] = row[own]        # nor future keys
                 lse[h, t] = row_max(row)
             for t in range(t0, t1):          # separate loop: no waiting for each maximum
-                row, m = scores[t - t0, :t1], lse[h, t]
-                for j in range(t1):
+                row, m = scores[t - t0, :n], lse[h, t]
+                for j in range(n):
                     row[j] = exp((row[j] - m) * scale)
             for t in range(t0, t1):
-                row, total = scores[t - t0, :t1], scores.dtype.type(0)
-                for j in range(t + 1, t1):
-                    row[j] = 0               # future keys get weight 0
-                for j in range(t1):
+                row, own, total = scores[t - t0, :n], t - k0, scores.dtype.type(0)
+                for j in range(own + 1 - window):
+                    row[j] = 0               # keys before the window get weight 0,
+                for j in range(own + 1, n):
+                    row[j] = 0               # and so do future keys
+                for j in range(n):
                     total += row[j]
                 lse[h, t] = lse[h, t] * scale + scores.dtype.type(math.log(total))
                 norm = scores.dtype.type(1) / total
-                for j in range(t1):
+                for j in range(n):
                     row[j] *= norm
-            matmul(o[t0:t1, h * D:h * D + D], P, qkv[:t1, v:v + D])
+            matmul(o[t0:t1, h * D:h * D + D], P, qkv[k0:t1, v:v + D])
 
 @jit
-def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
+def attention_backward(dqkv, do, o, lse, qkv, D, window, g0, g1, s):
     """P = exp(Q K^T / sqrt(D) - lse),   dP = dO V^T,   dS = P * (dP - rowsum(dO * O)) / sqrt(D)
     dQ = dS K,   dK = sum_h dS^T Q,   dV = sum_h P^T dO      Dao 2022, B.4; P is recomputed
     For key/value heads g0 to g1 and the query heads h that share them.
@@ -869,23 +948,28 @@ def attention_backward(dqkv, do, o, lse, qkv, D, g0, g1, s):
             q = h * D
             for t0 in range(0, T, BR):
                 t1 = min(T, t0 + BR)
-                P, dS = scores[:t1 - t0, :t1], dscores[:t1 - t0, :t1]        # at first S and dP
-                panels = (t1 + width - 1) // width
-                matmul(P, qkv[t0:t1, q:q + D], kt[:panels])
-                matmul(dS, do[t0:t1, q:q + D], vt[:panels])
+                k0 = first_key(t0, window, width)
+                n = t1 - k0
+                P, dS = scores[:t1 - t0, :n], dscores[:t1 - t0, :n]          # at first S and dP
+                p0, p1 = k0 // width, (t1 + width - 1) // width
+                matmul(P, qkv[t0:t1, q:q + D], kt[p0:p1])
+                matmul(dS, do[t0:t1, q:q + D], vt[p0:p1])
                 for t in range(t0, t1):
                     P_row, dS_row, dot = scores[t - t0], dscores[t - t0], scores.dtype.type(0)
                     do_row, o_row, lse_row = do[t, q:q + D], o[t, q:q + D], lse[h, t]
                     for i in range(D):
                         dot += value(do_row[i]) * value(o_row[i])
-                    for j in range(t1):
+                    for j in range(n):
                         P_row[j] = exp(P_row[j] * scale - lse_row)
                         dS_row[j] = P_row[j] * (dS_row[j] - dot) * scale
-                    for j in range(t + 1, t1):
+                    for j in range(t - k0 + 1 - window):
                         P_row[j] = 0
                         dS_row[j] = 0
-                dk, dv = dqkv[:t1, k:k + D], dqkv[:t1, v:v + D]
-                matmul(dqkv[t0:t1, q:q + D], dS, qkv[:t1, k:k + D])
+                    for j in range(t - k0 + 1, n):
+                        P_row[j] = 0
+                        dS_row[j] = 0
+                dk, dv = dqkv[k0:t1, k:k + D], dqkv[k0:t1, v:v + D]
+                matmul(dqkv[t0:t1, q:q + D], dS, qkv[k0:t1, k:k + D])
                 add_transposed_product(dk, dS, qkv[t0:t1, q:q + D])
                 add_transposed_product(dv, P, do[t0:t1, q:q + D])
 
@@ -947,6 +1031,74 @@ def cross_entropy(nll, logits, targets, weight):
             row[v] *= norm
         row[y] -= scale
 
+# ==== 4.8 Biases and norms of q and k ====
+# Qwen2 adds biases to q, k and v.  Qwen3 normalizes each head of q and k.  A first reader may skip
+# this section: without these options, the model has neither.
+@jit
+def add_bias(qkv, bias):
+    """qkv (T, QKV) += bias (QKV,)      Qwen2 (Yang et al. 2024)"""
+    for t in range(len(qkv)):
+        row = qkv[t]
+        for c in range(bias.size):
+            row[c] = rounded(value(row[c]) + bias[c], row)
+
+@jit
+def bias_gradient(dbias, dqkv, c0):
+    """dbias = sum_t dqkv, for columns c0 to c0 + len(dbias)     dqkv (T, QKV)"""
+    dbias[:] = 0
+    for t in range(len(dqkv)):
+        row = dqkv[t, c0:c0 + len(dbias)]
+        for c in range(dbias.size):
+            dbias[c] += row[c]
+
+@jit
+def head_norm_forward(qkv, rstd, q_gain, k_gain, eps):
+    """RMSNorm of each head of q and k, before RoPE:      Qwen3 (Yang et al. 2025)
+    y = gain * x * rstd,   rstd = 1 / sqrt(mean_i(x^2) + eps), the mean over the D entries of a head
+    in place: qkv (T, QKV)     out: rstd (T, H + G) for backward     in: q_gain, k_gain (D,)"""
+    D, heads = q_gain.size, rstd.shape[1]    # QKV = (H + 2 G) D, so H = 2 heads - QKV / D
+    H = 2 * heads - qkv.shape[1] // D
+    for t in range(len(qkv)):
+        for h in range(heads):
+            x, gain, ss = qkv[t, h * D:h * D + D], q_gain if h < H else k_gain, 0.0
+            for i in range(D):
+                ss += value(x[i]) * value(x[i])
+            r = rstd.dtype.type(1.0 / math.sqrt(ss / D + eps))
+            rstd[t, h] = r
+            for i in range(D):
+                x[i] = rounded(gain[i] * value(x[i]) * r, x)
+
+@jit
+def head_norm_backward(dqkv, qk, rstd, q_gain, k_gain):
+    """u = x * rstd:   dx = rstd * (gain*dy - u * mean_i(gain*dy*u)), as in `rmsnorm_backward`
+    in place: dqkv (T, QKV), dy becomes dx     in: qk (T, (H + G) D), the heads before their norm
+    """
+    D, heads = q_gain.size, rstd.shape[1]
+    H = 2 * heads - dqkv.shape[1] // D
+    for t in range(len(dqkv)):
+        for h in range(heads):
+            dy, x = dqkv[t, h * D:h * D + D], qk[t, h * D:h * D + D]
+            gain = q_gain if h < H else k_gain
+            r, total = rstd[t, h], dqkv.dtype.type(0)
+            for i in range(D):
+                total += gain[i] * dy[i] * value(x[i])
+            mean = dqkv.dtype.type(total * r * r / D)    # mean_i(gain*dy*u) * rstd
+            for i in range(D):
+                dy[i] = r * (gain[i] * dy[i] - value(x[i]) * mean)
+
+@jit
+def head_gain_gradient(dgain, dqkv, qk, rstd, h0, h1, i0):
+    """dgain = sum_t sum_h dy*u, u = x * rstd, for heads h0 to h1 and the entries i0 to
+    i0 + len(dgain) of each head     dqkv (T, QKV) holds dy, qk (T, (H + G) D) holds x"""
+    dgain[:] = 0
+    D = qk.shape[1] // rstd.shape[1]
+    for t in range(len(dqkv)):
+        for h in range(h0, h1):
+            r, start = rstd[t, h], h * D + i0
+            dy, x = dqkv[t, start:start + len(dgain)], qk[t, start:start + len(dgain)]
+            for i in range(dgain.size):
+                dgain[i] += dy[i] * value(x[i]) * r
+
 # ==== 5 Model ====
 # Tour: docs/tour/07_euler.md (forward) and 08_backward.md
 # This section joins the kernels into the forward pass, the loss and the backward pass, lets threads
@@ -962,7 +1114,8 @@ def layer_rows(a, b, l, t0, t1):
     stream before the layer, after its attention and after its SwiGLU."""
     return LayerRows(x=a.x[b, 2 * l, t0:t1], x1=a.x[b, 2 * l + 1, t0:t1],
                      x2=a.x[b, 2 * l + 2, t0:t1], attn_in=a.attn_in[b, l, t0:t1],
-                     attn_rstd=a.attn_rstd[b, l, t0:t1], qkv=a.qkv[b, l, t0:t1],
+                     attn_rstd=a.attn_rstd[b, l, t0:t1], qk=a.qk[b, l, t0:t1],
+                     qk_rstd=a.qk_rstd[b, l, t0:t1], qkv=a.qkv[b, l, t0:t1],
                      att=a.att[b, l, t0:t1], mlp_in=a.mlp_in[b, l, t0:t1],
                      mlp_rstd=a.mlp_rstd[b, l, t0:t1], gate_up=a.gate_up[b, l, t0:t1],
                      swiglu=a.swiglu[b, l, t0:t1])
@@ -971,7 +1124,7 @@ def layer_rows(a, b, l, t0, t1):
 # which receives the losses.  outputs: heads 0 to outputs - 1 of the P heads are computed.
 Batch = namedtuple("Batch", "tokens targets weight nll outputs")
 # The same for all sequences: sizes, RoPE's cos and sin (T, D / 2), and `task_table`
-Constants = namedtuple("Constants", "L C H G D eps cos sin tasks")
+Constants = namedtuple("Constants", "L C H G D window eps cos sin tasks")
 # The network: Params, packed panels of each W and of each W^T, Constants
 Net = namedtuple("Net", "p w wt constants")
 
@@ -988,9 +1141,14 @@ def forward(team, batch, net, a, s):
             r = layer_rows(a, b, l, t0, t1)
             rmsnorm_forward(r.attn_in, r.attn_rstd, r.x, p.attn_norm[l], eps)
             matmul(r.qkv, r.attn_in, wt.qkv[l])
+            if p.qkv_bias.size:              # biases and norms: 4.8
+                add_bias(r.qkv, p.qkv_bias[l])
+            if p.q_norm.size:
+                r.qk[:] = r.qkv[:, :(H + G) * D]
+                head_norm_forward(r.qkv, r.qk_rstd, p.q_norm[l], p.k_norm[l], eps)
             rope(r.qkv, cos[t0:t1], sin[t0:t1], H + G, cos.dtype.type(1))
         for h0, h1 in shared(team, H, 1):
-            attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], D, h0, h1, s)
+            attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], D, c.window, h0, h1, s)
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             matmul_add(r.x1, r.x, r.att, wt.attn_proj[l])
@@ -1046,11 +1204,23 @@ def backward(team, batch, net, a, d, s):
             gain_gradient(d.mlp_norm[b, l, c0:c1], s.dnorm, a.x[b, 2 * l + 1], a.mlp_rstd[b, l], c0)
         for g0, g1 in shared(team, G, 1):
             attention_backward(d.qkv[b, l], s.datt, a.att[b, l], a.lse[b, l], a.qkv[b, l], D,
-                               g0, g1, s)
+                               c.window, g0, g1, s)
+        for t0, t1 in shared(team, T, MR):
+            rope(d.qkv[b, l, t0:t1], cos[t0:t1], sin[t0:t1], H + G, cos.dtype.type(-1))
+        if p.q_norm.size:                    # norms and biases: 4.8
+            qk, rstd = a.qk[b, l], a.qk_rstd[b, l]
+            for i0, i1 in shared(team, D, COLUMNS):
+                head_gain_gradient(d.q_norm[b, l, i0:i1], d.qkv[b, l], qk, rstd, 0, H, i0)
+                head_gain_gradient(d.k_norm[b, l, i0:i1], d.qkv[b, l], qk, rstd, H, H + G, i0)
+            for t0, t1 in shared(team, T, MR):
+                head_norm_backward(d.qkv[b, l, t0:t1], qk[t0:t1], rstd[t0:t1], p.q_norm[l],
+                                   p.k_norm[l])
+        if p.qkv_bias.size:
+            for c0, c1 in shared(team, p.qkv_bias.shape[1], COLUMNS):
+                bias_gradient(d.qkv_bias[b, l, c0:c1], d.qkv[b, l], c0)
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             dx, dx1, dqkv = d.x[b, 2 * l, t0:t1], d.x[b, 2 * l + 1, t0:t1], d.qkv[b, l, t0:t1]
-            rope(dqkv, cos[t0:t1], sin[t0:t1], H + G, cos.dtype.type(-1))
             matmul(s.dnorm[t0:t1], dqkv, w.qkv[l])
             rmsnorm_backward(dx, dx1, s.dnorm[t0:t1], r.x, p.attn_norm[l], r.attn_rstd)
         for c0, c1 in shared(team, C, COLUMNS):
@@ -1357,14 +1527,14 @@ class Model:
         batch = Batch(np.ascontiguousarray(tokens), np.ascontiguousarray(targets),
                       np.ones((B, P)) * weight, np.zeros((B, outputs, T)), outputs)
         size = dims_of(cfg)
-        constants = Constants(size.L, size.C, size.H, size.G, size.D, cfg.norm_eps, self.cos[:T],
-                              self.sin[:T], self.tasks)
+        constants = Constants(size.L, size.C, size.H, size.G, size.D, cfg.window or cfg.seq_len,
+                              cfg.norm_eps, self.cos[:T], self.sin[:T], self.tasks)
         run_batch(until, batch, self.p, self.w, self.wt, constants, self.g, self.a, self.d, self.s)
-        if until == GRADIENT:                # add the gains' gradients, in the order of the batch
-            for name in Params._fields[GAINS]:
-                gain = getattr(self.g, name)
+        if until == GRADIENT:                # gains and biases: add them in the order of the batch
+            for name in Params._fields[VECTORS]:
+                gradient = getattr(self.g, name)
                 for row in getattr(self.d, name):
-                    gain += row
+                    gradient += row
         return batch.nll.cumsum(-1)[..., -1] # adds token by token; sum() would add in pairs
 
     def logits(self, tokens):
@@ -2368,7 +2538,8 @@ Cache = namedtuple("Cache", "k v")
 # The scale of each row of the matrices: only int8 needs one, other types have 1
 Scales = namedtuple("Scales", Params._fields[MATRICES])
 # The buffers of a step; q, scores and out hold the AttentionScratch of each thread
-Work = namedtuple("Work", "x y rstd qkv att gate_up swiglu q scores out final logits guesses")
+Work = namedtuple("Work", "x y rstd qkv qk_rstd att gate_up swiglu q scores out final logits "
+                          "guesses")
 AttentionScratch = namedtuple("AttentionScratch", "q scores out")
 MOST_ROWS = 256              # a step takes up to 256 rows; longer prompts take several steps
 SMALL_PRODUCT = 1 << 14      # multiply-adds; with fewer, one thread is done before two have
@@ -2428,12 +2599,13 @@ def embed(x, tokens, w, scale):
 
 @jit
 def store_kv(kv, rows, qkv):
-    """Writes the key and value of each row into its slot of a layer's Cache.
-    k (slots, G, panels, D, width): K^T in packed panels; v (slots, G, T, D), qkv (R, QKV)"""
+    """Writes the key and value of each row into its slot of a layer's Cache, token t into entry t.
+    A slot of a model with a window is a ring of E entries: token t goes into entry t % E.
+    k (slots, G, panels, D, width): K^T in packed panels; v (slots, G, E, D), qkv (R, QKV)"""
     k, v = kv
     _, G, _, D, width = k.shape
     for r in range(len(qkv)):
-        slot, t = rows.slots[r], rows.positions[r]
+        slot, t = rows.slots[r], rows.positions[r] % v.shape[2]
         k_row, v_row = qkv[r, -2 * G * D:-G * D], qkv[r, -G * D:]
         for g in range(G):
             for i in range(D):
@@ -2453,13 +2625,39 @@ def softmax(row, scale):
         row[j] *= norm
 
 @jit
-def attend(att, qkv, rows, kv, s, r0, r1, g):
+def exp_sum(row, m, scale):
+    """Replaces the row by exp(scale * (row - m)), and returns its sum."""
+    total = row.dtype.type(0)
+    for j in range(row.size):
+        row[j] = exp((row[j] - m) * scale)
+        total += row[j]
+    return total
+
+@jit
+def softmax_in_window(row, t, window, entries, scale):
+    """row = softmax(scale * row) over the tokens t - window + 1 to t, and 0 at other entries
+    row (n,): the first n of the slot's entries, where token j is in entry j % entries"""
+    start, end = max(0, t + 1 - window) % entries, t % entries + 1
+    if start < end:
+        softmax(row[start:end], scale)
+        row[:start] = 0
+        row[end:] = 0
+        return
+    newer, older = row[:end], row[start:]    # the window continues at entry 0
+    m = larger(row_max(older), row_max(newer))
+    norm = row.dtype.type(1) / (exp_sum(older, m, scale) + exp_sum(newer, m, scale))
+    row[end:start] = 0
+    for j in range(row.size):
+        row[j] *= norm
+
+@jit
+def attend(att, qkv, rows, kv, window, s, r0, r1, g):
     """`attention` of one block, rows r0 to r1, for the query heads that share key head g.
     scratch: q, out (queries, D), scores (queries, T)"""
     k, v = kv
-    D, width = k.shape[3], k.shape[4]
+    D, width, entries = k.shape[3], k.shape[4], v.shape[2]
     per_key = att.shape[1] // (D * k.shape[1])           # HD / (D G) = H / G: queries of a key head
-    slot, n = rows.slots[r0], rows.positions[r1 - 1] + 1         # the last row sees n tokens
+    slot, n = rows.slots[r0], min(entries, rows.positions[r1 - 1] + 1)       # entries in use
     m = (r1 - r0) * per_key                  # query i is head i % per_key of row i // per_key
     for i in range(m):
         start = (g * per_key + i % per_key) * D
@@ -2469,10 +2667,8 @@ def attend(att, qkv, rows, kv, s, r0, r1, g):
     S = s.scores[:m, :n]
     matmul(S, s.q[:m], k[slot, g, :(n + width - 1) // width])
     for i in range(m):
-        n_seen = rows.positions[r0 + i // per_key] + 1
-        softmax(S[i, :n_seen], S.dtype.type(1 / math.sqrt(D)))
-        for j in range(n_seen, n):
-            S[i, j] = 0                      # later tokens add nothing to this row's sum
+        softmax_in_window(S[i], rows.positions[r0 + i // per_key], window, entries,
+                          S.dtype.type(1 / math.sqrt(D)))
     matmul(s.out[:m], S, v[slot, g, :n])
     for i in range(m):
         start = (g * per_key + i % per_key) * D
@@ -2481,7 +2677,7 @@ def attend(att, qkv, rows, kv, s, r0, r1, g):
             to[j] = rounded(source[j], to)
 
 @jit_parallel
-def attention_parallel(att, qkv, rows, kv, s):
+def attention_parallel(att, qkv, rows, kv, window, s):
     counter = counters(1)[0]                 # np.zeros would be one more parallel loop
     G = kv.k.shape[1]
     for i in prange(len(s.q)):
@@ -2489,12 +2685,13 @@ def attention_parallel(att, qkv, rows, kv, s):
         n = fetch_add(counter, 0)
         while n < len(rows.blocks) * G:
             r0, r1 = rows.blocks[n // G]
-            attend(att, qkv, rows, kv, own, r0, r1, n % G)
+            attend(att, qkv, rows, kv, window, own, r0, r1, n % G)
             n = fetch_add(counter, 0)
 
 @jit
-def attention(att, qkv, rows, kv, s):
-    """att[r] = softmax(q[r] K^T / sqrt(D)) V over the slot of row r, up to its own position
+def attention(att, qkv, rows, kv, window, s):
+    """att[r] = softmax(q[r] K^T / sqrt(D)) V over the last `window` tokens of the slot of row r, up
+    to its own position
     out: att (R, HD)     in: qkv (R, QKV), kv a layer's Cache     scratch: s, for all threads"""
     work = 0
     for b in range(len(rows.blocks)):
@@ -2505,12 +2702,12 @@ def attention(att, qkv, rows, kv, s):
         for b in range(len(rows.blocks)):
             r0, r1 = rows.blocks[b]
             for g in range(kv.k.shape[1]):
-                attend(att, qkv, rows, kv, first, r0, r1, g)
+                attend(att, qkv, rows, kv, window, first, r0, r1, g)
     else:
-        attention_parallel(att, qkv, rows, kv, s)
+        attention_parallel(att, qkv, rows, kv, window, s)
 
 @jit
-def decode_step(rows, p, scales, cache, s, cos, sin, eps):
+def decode_step(rows, p, scales, cache, s, cos, sin, window, eps):
     """`forward` for R rows, whose keys and values go into the cache.
     out: s.final, s.logits: the normed x and head 0's logits of the rows in rows.wanted
     in: p: Params with the matrices in packed panels, and lm_head of head 0 alone; its Scales
@@ -2524,12 +2721,16 @@ def decode_step(rows, p, scales, cache, s, cos, sin, eps):
     for l in range(len(cache.k)):
         rmsnorm_forward(y, rstd, x, p.attn_norm[l], eps)
         product(qkv, y, p.qkv[l], scales.qkv[l], no)
+        if p.qkv_bias.size:
+            add_bias(qkv, p.qkv_bias[l])
+        if p.q_norm.size:
+            head_norm_forward(qkv, s.qk_rstd[:R], p.q_norm[l], p.k_norm[l], eps)
         for r in range(R):
             t = rows.positions[r]
             rope(qkv[r:r + 1], cos[t:t + 1], sin[t:t + 1], qk_heads, one)
         kv = Cache(cache.k[l], cache.v[l])
         store_kv(kv, rows, qkv)
-        attention(att, qkv, rows, kv, AttentionScratch(s.q, s.scores, s.out))
+        attention(att, qkv, rows, kv, window, AttentionScratch(s.q, s.scores, s.out))
         product(x, att, p.attn_proj[l], scales.attn_proj[l], add)
         rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
         product(gate_up, y, p.gate_up[l], scales.gate_up[l], no)
@@ -2611,7 +2812,7 @@ class Weights:
         self.others = packed(others) if cfg.n_mtp > 1 else None
         alone = [(panels[0], scales[0]) for panels, scales in (wte, first)]     # no axis L
         matrices, scales = zip(alone[0], *layers, alone[1])
-        self.p = Params(*matrices, *(gain.copy() for gain in p[GAINS]))
+        self.p = Params(*matrices, *(x.copy() for x in p[VECTORS]))
         self.scales = Scales(*scales)
         # Where the CPU multiplies bfloat16, x is rounded to bfloat16, too
         self.input_dtype = BF16 if weights == "bf16" and HAS_BF16 else flat.dtype
@@ -2661,10 +2862,13 @@ class Reader(Protocol):
         """Appends tokens to slot 0, and returns the logits (V,) of the next token."""
 
     def truncate(self, n, slot=0):
-        """Keeps the first n tokens of a slot, as if those after them had never been read."""
+        """Keeps the first n tokens of a slot, as if those after them had never been read.
+        Returns the number of tokens kept: n, or 0 if the slot no longer holds the keys before n,
+        because it is a ring (see `store_kv`)."""
 
     def copy(self, source, slot, n):
-        """Copies the first n tokens of slot `source` to `slot`, as if it had read them itself."""
+        """Copies the first n tokens of slot `source` to `slot`, as if it had read them itself.
+        Returns the number of tokens copied, n or 0, as `truncate` does."""
 
 # ---- the decoder
 class Decoder:
@@ -2686,6 +2890,7 @@ class Decoder:
         need(slots > 0, f"expected one slot or more, got {slots}")
         self.cfg, self.length = cfg, min(length or cfg.seq_len, cfg.seq_len)
         self.texts = [[] for _ in range(slots)]
+        self.most_held = [0] * slots         # the most tokens of a slot since it was empty
         self.heads = cfg.n_mtp - 1
         self.block = max(1, BR * cfg.n_kv_head // cfg.n_head)    # rows per block, at most
 
@@ -2703,10 +2908,14 @@ class Decoder:
         def new_input(*shape):               # for the left operands of products
             return new(*shape, dtype=self.weights.input_dtype)
 
-        self.cache = Cache(new(size.L, slots, size.G, -(-T // width), size.D, width),
-                           new(size.L, slots, size.G, T, size.D))
+        # A step writes up to M new keys before its first row reads the window before them
+        self.window = cfg.window or T
+        entries = min(T, self.window + M)
+        self.cache = Cache(new(size.L, slots, size.G, -(-entries // width), size.D, width),
+                           new(size.L, slots, size.G, entries, size.D))
         self.work = Work(x=new(M, size.C), y=new_input(M, size.C), rstd=new(M),
-                         qkv=new(M, size.QKV), att=new_input(M, size.HD),
+                         qkv=new(M, size.QKV), qk_rstd=new(M, size.H + size.G),
+                         att=new_input(M, size.HD),
                          gate_up=new(M, 2 * size.F), swiglu=new_input(M, size.F),
                          q=new(threads, queries, size.D), scores=new(threads, queries, line),
                          out=new(threads, queries, size.D), final=new_input(M, size.C),
@@ -2730,13 +2939,26 @@ class Decoder:
         return self.read([Part(0, [*ids])])[0]
 
     def truncate(self, n, slot=0):
-        del self.texts[slot][n:]             # their keys may stay: no row attends past its position
+        # The keys of the tokens after n may stay: no row attends past its position.  In a ring of
+        # window + M entries, they have replaced keys before n's window, if they are at most M
+        if self.is_ring and self.most_held[slot] - n > MOST_ROWS:
+            n = 0
+        del self.texts[slot][n:]
+        if n == 0:
+            self.most_held[slot] = 0
+        return n
+
+    @property
+    def is_ring(self):
+        return self.cache.v.shape[3] < self.length
 
     def copy(self, source, slot, n):
-        panels = -(-n // self.cache.k.shape[5])
+        entries = self.cache.v.shape[3] if self.is_ring else n
+        panels = -(-entries // self.cache.k.shape[5])
         self.cache.k[:, slot, :, :panels] = self.cache.k[:, source, :, :panels]
-        self.cache.v[:, slot, :, :n] = self.cache.v[:, source, :, :n]
-        self.texts[slot] = self.texts[source][:n]
+        self.cache.v[:, slot, :, :entries] = self.cache.v[:, source, :, :entries]
+        self.texts[slot], self.most_held[slot] = self.texts[source][:], self.most_held[source]
+        return self.truncate(n, slot)
 
     def read(self, parts):
         """See `Reader`.  A full slot keeps the later half of its tokens.  They are read again, from
@@ -2809,6 +3031,7 @@ class Decoder:
                 final.append(self.work.final[:len(found[-1])].copy())
             for slot, _, ids, _ in step:
                 self.texts[slot] += ids
+                self.most_held[slot] = max(self.most_held[slot], len(self.texts[slot]))
         if self.heads:
             self.final = final[0] if len(final) == 1 else np.concatenate(final)
         return found[0] if len(found) == 1 else np.concatenate(found)
@@ -2830,7 +3053,7 @@ class Decoder:
     def compute(self, rows):
         """The logits (n, V) of the rows in rows.wanted"""
         decode_step(rows, self.weights.p, self.weights.scales, self.cache, self.work, self.cos,
-                    self.sin, self.cfg.norm_eps)
+                    self.sin, self.window, self.cfg.norm_eps)
         return self.work.logits[:len(rows.wanted)]
 
     def guesses(self, row):
@@ -3364,8 +3587,7 @@ def rewind_to(decoder, ids):
         if held != token:
             break
         n += 1
-    decoder.truncate(n)
-    return ids[n:]
+    return ids[decoder.truncate(n):]
 
 # ---- at a terminal, and from Python
 def for_terminal(text):
@@ -3823,11 +4045,13 @@ def llama_tensors(cfg):
                 "head": of_heads[cfg.tie_embeddings:]}
     tensors = []
     for x in param_table(cfg):
+        if x.start == x.end:                 # the model has no such tensor
+            continue
         start, columns = x.start, x.shape[2:] if x.each else x.shape[1:]
         for prefix, gguf_prefix in prefixes[x.each]:
             for rows, name, gguf in x.parts:
                 gguf = gguf_prefix + gguf
-                tensors.append(LlamaTensor(f"{prefix}{name}.weight", gguf and f"{gguf}.weight",
+                tensors.append(LlamaTensor(f"{prefix}{name}.{x.kind}", gguf and f"{gguf}.{x.kind}",
                                            (rows, *columns), start, x.optimizer))
                 start += math.prod((rows, *columns))
     return tensors
@@ -4955,7 +5179,7 @@ def run_verb(verbs, text, argv=None):
         print(f"nanoeuler: {printable(problem(e))}", file=sys.stderr)
         return 2
 
-SHAPE = [f for f in fields(Config) if f.name not in ("rope_theta", "norm_eps")]
+SHAPE = [f for f in fields(Config) if f.metadata["help"]]
 
 # Name, the module that declares its arguments (`add_verbs`), help
 VERBS = [

@@ -1671,7 +1671,7 @@ class Decoder(ne.Decoder):
         """Both on the device: the parameters in two parts, in the order of param_table"""
         shapes = [shape for _, shape, *_ in ne.param_table(self.cfg)]
         self.weights = ne.Params(*ne.slices(matrices, shapes[ne.MATRICES]),
-                                 *ne.slices(gains, shapes[ne.GAINS]))
+                                 *ne.slices(gains, shapes[ne.VECTORS]))
         self.allocate()
 
     def begin(self, cfg, slots, length):
@@ -5806,7 +5806,7 @@ def add_rows_tests(ops):
             dict(n_embd=1280, n_hidden=2816, n_layer=1))):         # slices in uneven turns
         cfg = replace(ne.PRESETS["small"], **{**plain, **sizes})
         flat = nearest_bf16(ne.init_params(cfg, 3, np.float64))
-        n_gains = sum(math.prod(shape) for _, shape, *_ in ne.param_table(cfg)[ne.GAINS])
+        n_gains = sum(math.prod(shape) for _, shape, *_ in ne.param_table(cfg)[ne.VECTORS])
         flat[-n_gains:] += nearest_bf16(0.1 * ops.normal(n_gains))
         texts = [ops.rng.integers(0, cfg.vocab_size, n).tolist() for n in (150, 1, 77, 40)]
         model = ne.Model(cfg, flat)

@@ -46,7 +46,7 @@ def write(path, cfg, tokenizer, flat=None, **state):
         p = ne.views(flat, ne.param_table(cfg))
         for x in p[ne.PACKED]:
             x *= 2
-        for gain in p[ne.GAINS]:
+        for gain in p[ne.VECTORS]:
             gain += 0.1 * np.random.default_rng(2).standard_normal(gain.shape, np.float32)
     ne.write_checkpoint(str(path), cfg, tokenizer, ne.State(**state), flat)
     return path

@@ -376,10 +376,10 @@ def test_views_share_the_buffer_and_cover_it():
 def test_the_parts_of_the_parameters():
     """What decays, what is packed and what is a gain, as the table has them."""
     table, packed = ne.param_table(BASE), ne.panel_shapes(BASE, np.float32, False)
-    assert [x.name for x in table if x.std is None] == list(ne.Params._fields[ne.GAINS])
+    assert [x.name for x in table if x.std is None] == list(ne.Params._fields[ne.VECTORS])
     assert [x.name for x in table if x.std] == list(ne.Params._fields[ne.MATRICES])
     assert (*ne.Params._fields[ne.PACKED], "lm_head") == packed._fields
-    assert set(ne.Params._fields[ne.GAINS]) <= set(ne.Dacts._fields)
+    assert set(ne.Params._fields[ne.VECTORS]) <= set(ne.Dacts._fields)
 
 
 @pytest.mark.parametrize("tied, n_mtp", [(False, 3), (True, 3), (True, 1)])

@@ -168,7 +168,7 @@ def test_matrices():
             found[start:start + rows * columns] += 1
         p = ne.views(found, ne.param_table(cfg))
         assert all((x == 1).all() for x in p[ne.PACKED])
-        assert not p.wte.any() and not p.lm_head.any() and not any(x.any() for x in p[ne.GAINS])
+        assert not p.wte.any() and not p.lm_head.any() and not any(x.any() for x in p[ne.VECTORS])
         sizes = part[:, 1] * part[:, 2]
         assert (np.diff(sizes) <= 0).all() and len(part) == 7 * cfg.n_layer
 
