@@ -2890,6 +2890,8 @@ class Decoder:
         need(slots > 0, f"expected one slot or more, got {slots}")
         self.cfg, self.length = cfg, min(length or cfg.seq_len, cfg.seq_len)
         self.texts = [[] for _ in range(slots)]
+        self.window = cfg.window or self.length
+        self.entries = self.length           # number of keys in a slot's cache
         self.most_held = [0] * slots         # the most tokens of a slot since it was empty
         self.heads = cfg.n_mtp - 1
         self.block = max(1, BR * cfg.n_kv_head // cfg.n_head)    # rows per block, at most
@@ -2909,10 +2911,9 @@ class Decoder:
             return new(*shape, dtype=self.weights.input_dtype)
 
         # A step writes up to M new keys before its first row reads the window before them
-        self.window = cfg.window or T
-        entries = min(T, self.window + M)
-        self.cache = Cache(new(size.L, slots, size.G, -(-entries // width), size.D, width),
-                           new(size.L, slots, size.G, entries, size.D))
+        self.entries = min(T, self.window + M)
+        self.cache = Cache(new(size.L, slots, size.G, -(-self.entries // width), size.D, width),
+                           new(size.L, slots, size.G, self.entries, size.D))
         self.work = Work(x=new(M, size.C), y=new_input(M, size.C), rstd=new(M),
                          qkv=new(M, size.QKV), qk_rstd=new(M, size.H + size.G),
                          att=new_input(M, size.HD),
@@ -2939,21 +2940,19 @@ class Decoder:
         return self.read([Part(0, [*ids])])[0]
 
     def truncate(self, n, slot=0):
-        # The keys of the tokens after n may stay: no row attends past its position.  In a ring of
-        # window + M entries, they have replaced keys before n's window, if they are at most M
-        if self.is_ring and self.most_held[slot] - n > MOST_ROWS:
+        # The keys of the tokens after n may stay: no row attends past its position.  In a ring, they
+        # have replaced the oldest keys.  Token n attends to the window before it
+        oldest = self.most_held[slot] - self.entries
+        if max(0, n - self.window) < oldest:
             n = 0
         del self.texts[slot][n:]
         if n == 0:
             self.most_held[slot] = 0
         return n
 
-    @property
-    def is_ring(self):
-        return self.cache.v.shape[3] < self.length
-
     def copy(self, source, slot, n):
-        entries = self.cache.v.shape[3] if self.is_ring else n
+        is_full = self.most_held[source] > self.entries
+        entries = self.entries if is_full else n         # if it is not full, token t is in entry t
         panels = -(-entries // self.cache.k.shape[5])
         self.cache.k[:, slot, :, :panels] = self.cache.k[:, source, :, :panels]
         self.cache.v[:, slot, :, :entries] = self.cache.v[:, source, :, :entries]

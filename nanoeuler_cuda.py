@@ -1721,6 +1721,7 @@ class Decoder(ne.Decoder):
             for to, of in zip(self.slots[slot][:2], self.slots[source][:2]):
                 to.copy_to_device(of, stream=stream)     # whole: that takes no longer
         self.texts[slot] = self.texts[source][:n]
+        return n
 
     def read(self, parts):
         """`Reader`'s.  Nearly all parts are a few tokens of a slot that has room for them: they

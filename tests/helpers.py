@@ -145,7 +145,7 @@ def random_flat(cfg, seed, dtype=np.float64, scale=0.3):
     flat = ne.aligned((ne.n_params(cfg),), dtype)
     flat[:] = scale * np.random.default_rng(seed).standard_normal(flat.size)
     p = ne.views(flat, ne.param_table(cfg))
-    for gain in (p.attn_norm, p.mlp_norm, p.final_norm):
+    for gain in (p.attn_norm, p.mlp_norm, p.final_norm, p.q_norm, p.k_norm):
         gain += 1
     return flat
 

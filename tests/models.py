@@ -23,6 +23,9 @@ TINY_CONFIGS = {
     "longer than a block": replace(TINY, seq_len=45, head_dim=34, n_head=4, n_kv_head=1),
     "context of one": replace(TINY, seq_len=1),
     "odd context": replace(TINY, seq_len=7, tie_embeddings=True, n_mtp=1),
+    "biases, norms of q and k, a window, scaled RoPE": replace(
+        TINY, qkv_bias=True, qk_norm=True, window=3, rope_scaling="yarn", rope_original=4,
+        rope_factor=2.0, rope_attention=1.2),
 }
 SPECIALS = ("</s>", "<|im_start|>", "<|im_end|>")
 CHATML = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + "

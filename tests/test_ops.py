@@ -392,7 +392,7 @@ def cut(n, seed):
     return [(0, seed % (n + 1)), (seed % (n + 1), n)]
 
 
-def attention_case(dtype, T, heads, D, seed, scale=1.0):
+def attention_case(dtype, T, heads, D, seed, scale=1.0, window=1 << 20):
     """Op outputs and naive ones, forward and backward."""
     H, G = heads
     qkv, do = normal((T, (H + 2 * G) * D), seed, dtype), normal((T, H * D), seed + 1, dtype)
@@ -402,18 +402,18 @@ def attention_case(dtype, T, heads, D, seed, scale=1.0):
     kt, vt = (np.full((-(-T // w), D, w), np.nan, dtype) for _ in "kv")
     s = scratch(scores=scores, dscores=dscores, kt=kt, vt=vt)
     for heads in cut(H, seed):
-        ne.attention_forward(o, lse, qkv, D, *heads, s)
+        ne.attention_forward(o, lse, qkv, D, window, *heads, s)
     dqkv = ne.aligned(qkv.shape, dtype)      # a base of `tile`, as qkv and do are its operands
     dqkv[:] = np.nan
     for heads in cut(G, seed):
-        ne.attention_backward(dqkv, do, o, lse, qkv, D, *heads, s)
+        ne.attention_backward(dqkv, do, o, lse, qkv, D, window, *heads, s)
     exact, do = qkv.astype(np.float64), do.astype(np.float64)
-    want, limits = naive.attention_backward(do, exact, H, G, D), attention_limits(do, exact, H, G,
-                                                                                  D, u(dtype))
-    return (o, naive.attention(exact, H, G, D)[0], dqkv, want, lse, *limits)
+    want = naive.attention_backward(do, exact, H, G, D, window)
+    limits = attention_limits(do, exact, H, G, D, u(dtype), window)
+    return (o, naive.attention(exact, H, G, D, window)[0], dqkv, want, lse, *limits)
 
 
-def attention_limits(do, qkv, H, G, D, u):
+def attention_limits(do, qkv, H, G, D, u, window):
     """How far o and dqkv may be off, entry by entry, if all is rounded with u and the naive ones
     with as much: what each step adds, and what it makes of the errors before it.
 
@@ -422,9 +422,13 @@ def attention_limits(do, qkv, H, G, D, u):
     common cancels: o' - o = sum p e (v - o) / sum p (1 + e).  In backward it does not:
     p = exp(score - lse)."""
     (q, k, v), T, n = naive.split_heads(qkv, H, G, D), len(qkv), len(qkv) * H // G + 8
-    o, probs = naive.attention(qkv, H, G, D)
+    o, probs = naive.attention(qkv, H, G, D, window)
     o, do = o.reshape(T, H, D), do.reshape(T, H, D)
-    limit_o, limits, causal = np.zeros((T, H, D)), [np.zeros_like(x) for x in (q, k, v)], np.tril
+    limit_o, limits = np.zeros((T, H, D)), [np.zeros_like(x) for x in (q, k, v)]
+
+    def causal(x):
+        return np.tril(x) - np.tril(x, -window)
+
     for h in range(H):
         g, p = h // (H // G), probs[h]
         kg, vg, of_h = k[:, g], v[:, g], do[:, h]
@@ -473,6 +477,19 @@ def test_attention(dtype, T, heads, D, seed):
 
 
 @both
+@settings(max_examples=30)
+@example(T=2 * ne.BR + 5, heads=(4, 2), window=1, seed=0)
+@example(T=2 * ne.BR + 5, heads=(4, 2), window=ne.BR, seed=0)
+@given(T=st.sampled_from(LENGTHS), heads=st.sampled_from(GROUPS), seed=st.integers(0, 9),
+       window=st.sampled_from([1, 2, 3, W32, ne.BR - 1, ne.BR, ne.BR + 1, 100, 101]))
+def test_attention_in_a_window(dtype, T, heads, window, seed):
+    o, want_o, dqkv, want_dqkv, _, limit_o, limit_dqkv = attention_case(
+        dtype, T, heads, 6, seed, window=window)
+    within(o, want_o, limit_o)
+    within(dqkv, want_dqkv, limit_dqkv)
+
+
+@both
 def test_attention_with_sharp_scores(dtype):
     """Scores of +-1000: no overflow, no NaN, and the likeliest key takes all."""
     o, want_o, dqkv, want_dqkv, lse, limit_o, limit_dqkv = attention_case(dtype, 40, (2, 1), 4, 3,
@@ -491,7 +508,7 @@ def test_attention_is_causal(dtype):
         rows = qkv.copy()
         rows[40:] += dtype(change)
         o, lse = np.empty((T, H * D), dtype), np.empty((H, T), dtype)
-        ne.attention_forward(o, lse, rows, D, 0, H, scratch(
+        ne.attention_forward(o, lse, rows, D, T, 0, H, scratch(
             scores=np.zeros((ne.BR, T), dtype), kt=np.zeros((-(-T // w), D, w), dtype)))
         outs.append(o)
     assert np.array_equal(outs[0][:40], outs[1][:40])
@@ -504,7 +521,7 @@ def test_attention_passes_nan_on(dtype):
     qkv[35, 3] = np.nan
     o, lse = np.zeros((40, 16), dtype), np.zeros((2, 40), dtype)
     w = tile_width(dtype)
-    ne.attention_forward(o, lse, qkv, 8, 0, 2, scratch(
+    ne.attention_forward(o, lse, qkv, 8, 40, 0, 2, scratch(
         scores=np.zeros((ne.BR, 40), dtype), kt=np.zeros((-(-40 // w), 8, w), dtype)))
     assert np.isnan(o[35]).any() and not np.isnan(o[:35]).any()
 

@@ -288,9 +288,9 @@ class Engine:
                 self.free.remove(slot)
                 self.active[slot] = answer               # from now on, `fail` includes it
             if source == slot:
-                self.reader.truncate(held, slot)
+                held = self.reader.truncate(held, slot)
             else:
-                self.reader.copy(source, slot, held)
+                held = self.reader.copy(source, slot, held)
             answer.cached = held
             answer.reply = ne.Reply(answer.ids[held:], answer.sampling, answer.rng, answer.end,
                                     answer.vocab, answer.ids[:held], answer.constraint)

@@ -37,8 +37,8 @@ def euler_steps(model, tokens):
 
 def attention_weights(model, tokens, l):
     """P (H, T, T) of layer l: row t of head h holds the weights with which position t mixes the
-    values of positions 0 to t.  P = softmax(Q K^T / sqrt(D)), causal, as in `attention_forward`,
-    from the queries and keys of one forward pass.     tokens (T,)"""
+    values of positions 0 to t.  P = softmax(Q K^T / sqrt(D)), causal and in the model's window, as
+    in `attention_forward`, from the queries and keys of one forward pass.     tokens (T,)"""
     size = dims_of(model.cfg)
     model.logits(tokens[None])
     rows = model.host(model.a.qkv[0, l]).astype(np.float64)          # q and k are rotated already
@@ -47,7 +47,8 @@ def attention_weights(model, tokens, l):
     k = rows[:, size.HD:size.HD + size.G * size.D].reshape(T, size.G, size.D)
     k = k.repeat(size.H // size.G, axis=1)   # each key serves H / G query heads
     scores = np.einsum("thd,shd->hts", q, k) / math.sqrt(size.D)
-    scores[:, np.triu(np.ones((T, T), bool), 1)] = -np.inf
+    distance = np.arange(T)[:, None] - np.arange(T)          # of a query's position from a key's
+    scores[:, (distance < 0) | (distance >= (model.cfg.window or T))] = -np.inf
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
 

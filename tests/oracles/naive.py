@@ -41,22 +41,24 @@ def split_heads(qkv, H, G, D):
     return np.split(qkv.reshape(T, H + 2 * G, D), [H, H + G], axis=1)
 
 
-def attention(qkv, H, G, D):
-    """o (T, H D) and the probabilities (H, T, T)."""
+def attention(qkv, H, G, D, window=1 << 20):
+    """o (T, H D) and the probabilities (H, T, T).  Token t attends to the last `window` tokens."""
     q, k, v = split_heads(qkv, H, G, D)
     T, o, probs = len(qkv), np.zeros((len(qkv), H, D)), np.zeros((H, len(qkv), len(qkv)))
+    seen = np.tril(np.ones((T, T), bool))
+    seen &= ~np.tril(seen, -window)
     for h in range(H):
         g = h // (H // G)
         scores = q[:, h] @ k[:, g].T / math.sqrt(D)
-        probs[h] = softmax(np.where(np.tril(np.ones((T, T), bool)), scores, -np.inf))
+        probs[h] = softmax(np.where(seen, scores, -np.inf))
         o[:, h] = probs[h] @ v[:, g]
     return o.reshape(T, H * D), probs
 
 
-def attention_backward(do, qkv, H, G, D):
+def attention_backward(do, qkv, H, G, D, window=1 << 20):
     """d qkv (T, (H + 2 G) D)."""
     q, k, v = split_heads(qkv, H, G, D)
-    T, probs, do = len(qkv), attention(qkv, H, G, D)[1], do.reshape(len(qkv), H, D)
+    T, probs, do = len(qkv), attention(qkv, H, G, D, window)[1], do.reshape(len(qkv), H, D)
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for h in range(H):
         g, ds = h // (H // G), np.zeros((T, T))
