@@ -225,8 +225,10 @@ class Peer(nn.Module):
 
     @torch.no_grad()
     def load_numpy(self, arrays):
-        """Copies a dict of arrays (wte, qkv, attn_proj, ...) in; names and shapes must fit."""
+        """Copies a dict of arrays (wte, qkv, attn_proj, ...) in; names and shapes must fit.  Empty
+        arrays, of tensors that the model does not have, are ignored."""
         table = self.table()
+        arrays = {name: x for name, x in arrays.items() if x.size}
         if set(arrays) != set(table):
             raise ValueError(f"parameters {sorted(arrays)}, expected {sorted(table)}")
         for name, (weights, shape) in table.items():
