@@ -83,7 +83,7 @@ CASES = [
     Case(f"larger than one block: {ne.BR} query rows, {ne.KC} terms of a sum, {ne.NB} matrix "
          f"rows", dict(n_embd=33, n_head=3, n_kv_head=1, head_dim=34, n_hidden=70, seq_len=131,
                        vocab_size=150, n_mtp=2), 131, (1, 2)),
-    Case("all of these, and a window that is shorter than a block", dict(
+    Case("biases, norms, scaled RoPE, and a window that is shorter than a block", dict(
         n_embd=33, n_head=4, n_kv_head=2, head_dim=34, n_hidden=20, seq_len=131, vocab_size=20,
         n_mtp=1, qkv_bias=True, qk_norm=True, window=21, rope_scaling="llama3", rope_original=32,
         rope_factor=4.0), 131, (1, 1)),

@@ -813,9 +813,10 @@ def rope_table(cfg, dtype):
     return (scale * np.cos(angle)).astype(dtype), (scale * np.sin(angle)).astype(dtype)
 
 def kept_of_frequency(cfg, frequency):
-    """RoPE scaling stretches a model that was trained with rope_original tokens to a longer context.
-    It divides low frequencies by rope_factor and keeps high ones, which tell neighbours apart.
-    Returns the kept part of each frequency (D / 2,), from 0 for divided to 1 for unchanged.
+    """RoPE scaling stretches a model that was trained with rope_original tokens to a longer
+    context.  It divides low frequencies by rope_factor and keeps high ones, which tell neighbours
+    apart.  Returns the kept part of each frequency (D / 2,), from 0 for divided to 1 for
+    unchanged.
         linear      all are divided                                     Chen et al. 2023
         llama3      by the number of turns in rope_original tokens: below rope_low divided, above
                     rope_high kept, a straight line between             Llama Team 2024
@@ -2940,8 +2941,8 @@ class Decoder:
         return self.read([Part(0, [*ids])])[0]
 
     def truncate(self, n, slot=0):
-        # The keys of the tokens after n may stay: no row attends past its position.  In a ring, they
-        # have replaced the oldest keys.  Token n attends to the window before it
+        # The keys of the tokens after n may stay: no row attends past its position.  But in a ring,
+        # they have replaced the oldest keys, and token n attends to the window before it
         oldest = self.most_held[slot] - self.entries
         if max(0, n - self.window) < oldest:
             n = 0

@@ -1128,6 +1128,11 @@ HeadPart = namedtuple("HeadPart", "columns w dw")
 # Of the RMSNorm that reads a point of the trajectory: gain (C,), the gain's gradient, rstd (BT,)
 Norm = namedtuple("Norm", "gain dgain rstd")
 
+def need_plain(cfg):
+    """Rejects models with parts that only nanoeuler.py has."""
+    found = [name for name in ("qkv_bias", "qk_norm", "window") if getattr(cfg, name)]
+    need(not found, f"the GPU program does not compute {' and '.join(found)}; use {ON_CPU}")
+
 class Model:
     """Parameters, gradients and moments on the device, and the memory to run micro-batches (B, T).
 
@@ -1142,6 +1147,7 @@ class Model:
         """A kernel is compiled when it is first launched."""
 
     def __init__(self, cfg, flat, moments=(), options=None, dtype="f32", recompute=False):
+        need_plain(cfg)
         open_device()
         if options:
             dtype, recompute = options.dtype, options.recompute
@@ -1675,6 +1681,7 @@ class Decoder(ne.Decoder):
         self.allocate()
 
     def begin(self, cfg, slots, length):
+        need_plain(cfg)
         super().begin(cfg, slots, length)
         self.heads = 0                       # drafts would not be read any faster
         self.unread = set()                  # slots whose texts are not in the cache yet
@@ -5884,8 +5891,8 @@ def attention_twin(o, lse, dqkv, do, qkv, T, D):
     scratch = ne.scratch_of(0, 0, ne.Scratch(*(ne.aligned(x, np.float64) for x in shapes)))
     for b in range(0, len(qkv), T):
         s, one = slice(b, b + T), np.zeros((len(lse), T))
-        ne.attention_forward(o[s], one, qkv[s], D, 0, H, scratch)
-        ne.attention_backward(dqkv[s], do[s], o[s], one, qkv[s], D, 0, G, scratch)
+        ne.attention_forward(o[s], one, qkv[s], D, T, 0, H, scratch)
+        ne.attention_backward(dqkv[s], do[s], o[s], one, qkv[s], D, T, 0, G, scratch)
         lse[:, s] = one
     plain[2][:] = dqkv
 

@@ -462,7 +462,7 @@ class Device:
         if x.dtype == np.uint16 or x.dtype.kind == "f":
             number = lambda v: nc.to_bf16(np.array([v]))[0] if x.dtype == np.uint16 else v
             host[...] = number(self.fill)
-            if x.gpu_data.address in self.bad:
+            if x.size and x.gpu_data.address in self.bad:
                 host.reshape(-1)[-1] = number(np.nan)
         return host
 

@@ -140,6 +140,11 @@ def replace_everywhere(monkeypatch, name, value):
             monkeypatch.setattr(module, name, value)
 
 
+def present(params):
+    """{name: array} of the tensors that a model has.  The others are empty in Params."""
+    return {name: x for name, x in params._asdict().items() if x.size}
+
+
 def random_flat(cfg, seed, dtype=np.float64, scale=0.3):
     """Parameters at which nothing is nearly linear."""
     flat = ne.aligned((ne.n_params(cfg),), dtype)

@@ -9,6 +9,7 @@ import ast
 import re
 import sys
 import types
+from dataclasses import replace
 
 import numba
 import numpy as np
@@ -39,20 +40,31 @@ MUTANTS = {
     "a part of the work left out": ("min(n, i0 + size)", "min(n, i0 + size) - 1"),
     "residual path dropped": ("dx[t, c] = dnext[t, c] + r *", "dx[t, c] = r *"),
     "rope turns on": ("H + G, cos.dtype.type(-1)", "H + G, cos.dtype.type(1)"),
-    "rope on the queries only": ("rope(dqkv, cos[t0:t1], sin[t0:t1], H + G",
-                                 "rope(dqkv, cos[t0:t1], sin[t0:t1], H"),
+    "rope on the queries only": ("rope(d.qkv[b, l, t0:t1], cos[t0:t1], sin[t0:t1], H + G",
+                                 "rope(d.qkv[b, l, t0:t1], cos[t0:t1], sin[t0:t1], H"),
     "attention without dot": ("* (dS_row[j] - dot) * scale", "* dS_row[j] * scale"),
     "attention, sign of dot": ("* (dS_row[j] - dot) * scale", "* (dS_row[j] + dot) * scale"),
     "attention without scale": ("* (dS_row[j] - dot) * scale", "* (dS_row[j] - dot)"),
     "attention without P": ("P_row[j] * (dS_row[j] - dot)", "(dS_row[j] - dot)"),
     "attention, lse": ("P_row[j] * scale - lse_row)",
                        "P_row[j] * scale - 0.9 * lse_row)"),
-    "attention, dQ from V": ("dS, qkv[:t1, k:k + D])", "dS, qkv[:t1, v:v + D])"),
+    "attention, dQ from V": ("dS, qkv[k0:t1, k:k + D])", "dS, qkv[k0:t1, v:v + D])"),
     "attention, dK from K": ("(dk, dS, qkv[t0:t1, q:q + D]", "(dk, dS, qkv[t0:t1, k:k + D]"),
     "attention, dV from dS": ("(dv, P, do", "(dv, dS, do"),
     "attention, dV not summed": ("add_transposed_product(dv, P,", "matmul(dv, P.T,"),
     "attention, dK not summed": ("add_transposed_product(dk, dS,", "matmul(dk, dS.T,"),
     "attention, not causal": ("dS_row[j] = 0", "dS_row[j] = 1"),
+    "attention, a longer window": ("range(t - k0 + 1 - window)", "range(t - k0 - window)"),
+    "bias, one row alone": ("dbias[c] += row[c]", "dbias[c] = row[c]"),
+    "bias, other columns": ("d.qkv[b, l], c0)", "d.qkv[b, l], 0)"),
+    "head norm without the mean": ("- value(x[i]) * mean)", ")"),
+    "head norm, the keys' gain from the queries": ("q_gain if h < H else k_gain", "q_gain"),
+    "head gain without rstd": ("dgain[i] += dy[i] * value(x[i]) * r",
+                               "dgain[i] += dy[i] * value(x[i])"),
+    "head gain of the other heads": ("qk, rstd, H, H + G, i0)", "qk, rstd, 0, H, i0)"),
+    "head gain, other entries": ("h * D + i0", "h * D"),
+    "norms of heads before RoPE's gradient": ("if p.q_norm.size:                    # norms",
+                                              "if False:                            # norms"),
     "swiglu, gate": ("sigma * (one + z * (one - sigma))", "sigma * (one + z * sigma)"),
     "swiglu, up": ("rounded(row[f] * z * sigma", "rounded(row[f] * sigma"),
     "cross-entropy without the target": ("row[y] -= scale", "row[y] -= 0"),
@@ -72,7 +84,7 @@ MUTANTS = {
                                       "for k in range(1):\n            dlogits"),
     "adjoint of the wrong step": ("rmsnorm_backward(dx, dx1, s.dnorm",
                                   "rmsnorm_backward(dx, d.x[b, 2 * l + 2, t0:t1], s.dnorm"),
-    "norm gains not accumulated": ("gain += row", "gain[...] = row"),
+    "norm gains not accumulated": ("gradient += row", "gradient[...] = row"),
     "tied head's gradient lost": ("g.wte if l < tied else g.lm_head[l - tied]",
                                   "g.lm_head[l - tied]"),
     "weight of the other heads": ("mtp_weight / (P - 1)", "mtp_weight / P"),
@@ -116,7 +128,10 @@ def programs():
     small = dict(n_embd=6, n_hidden=5, head_dim=2, vocab_size=9, n_mtp=3, n_layer=1)
     check.CASES = [check.Case("untied", small, 6, (1, 1)),
                    check.Case("tied", {**small, "tie_embeddings": True}, 5, (2,)),
-                   check.Case("preferences", small, 6, (1, 3), pairs=True)]
+                   check.Case("preferences", small, 6, (1, 3), pairs=True),
+                   check.Case("biases, norms of q and k, a window", {
+                       **small, "head_dim": 6, "qkv_bias": True, "qk_norm": True, "window": 3,
+                       "n_mtp": 1}, 6, (1, 1))]
     # An entry and a direction of each tensor: a wrong formula shows in any direction.
     check.ENTRIES, check.DIRECTIONS, check.SEEDS, check.set_num_threads = 1, 1, 1, lambda n: None
     return ne, check
@@ -202,7 +217,10 @@ def test_every_gradient_of_every_case(tmp_path):
     """The compiled program, in the original's form: a line a tensor, the worst, the verdict."""
     said = ok(nanoeuler("--seed", "1", program="check.py", cwd=tmp_path))
     errors = [float(s) for s in re.findall(r"^  \w[\w. ]*: max rel err (\S+)$", said, re.M)]
-    assert len(errors) == 9 * 9              # a tied single head has no lm_head; heads 1..
+    present = sum(x.start < x.end for case in check.CASES
+                  for x in ne.param_table(replace(check.BASE, **case.changes)))
+    of_heads = len(re.findall(r"heads 1..", said))
+    assert len(errors) == present + of_heads and of_heads
     assert max(errors) < 1e-6
     assert float(re.search(r"^max relative error: (\S+)", said, re.M)[1]) == max(errors)
     assert said.rstrip().endswith(">>> backward OK (error < 1e-6)")

@@ -540,7 +540,8 @@ def test_a_run_that_stops_before_it_has_a_plan(clock, text, elsewhere, monkeypat
 @pytest.mark.parametrize("name", ne.Params._fields)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_parameter_is_found_and_named(name, bad):
-    model = ne.Model(TINY, random_flat(TINY, 8, np.float32))
+    cfg = replace(TINY, qkv_bias=True, qk_norm=True)
+    model = ne.Model(cfg, random_flat(cfg, 8, np.float32))
     x = getattr(model.p, name)
     where = tuple(n // 2 for n in x.shape)
     x[where] = bad

@@ -2,7 +2,11 @@
 import os
 from dataclasses import asdict
 
-from nanoeuler import MODEL, model_to_use, n_params, print_table, read_checkpoint, shown_name
+from nanoeuler import (
+    MODEL, model_to_use, n_params, print_table, read_checkpoint, SHAPE, shown_name,
+)
+
+ALWAYS = [f.name for f in SHAPE] + ["rope_theta", "norm_eps"]       # the others: if RoPE is scaled
 
 def info(file=None):
     """`info`: prints a checkpoint's configuration, progress and training text.  Reading the file
@@ -13,8 +17,10 @@ def info(file=None):
     text = ", ".join(str(s.options.get("data")).split("\n"))
     if s.text_sha256:                        # unknown for an imported model
         text += f", sha256 {s.text_sha256[:12]}"
+    shape = [(name, value) for name, value in asdict(c.cfg).items()
+             if value not in (None, "") and (name in ALWAYS or c.cfg.rope_scaling)]
     print_table(shown_name(file), [
-        ("parameters", f"{n_params(c.cfg):,}"), *asdict(c.cfg).items(), ("kind", s.kind),
+        ("parameters", f"{n_params(c.cfg):,}"), *shape, ("kind", s.kind),
         ("step", f"{s.step:,} of {s.n_steps or 0:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
         ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet"),
         ("text", text), *([("starts from", s.source)] if s.source else []),

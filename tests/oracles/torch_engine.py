@@ -135,8 +135,8 @@ class Twin:
         """(N,) of(weight) of every weight, in the order of the flat buffer."""
         table = self.net.table()
         parts = []
-        for name, *_ in ne.param_table(self.cfg):
-            weights, _ = table[name]
+        for x in ne.param_table(self.cfg):
+            weights, _ = table.get(x.name, ([], ()))     # the model may not have it
             parts += [of(w).detach().flatten() for w in weights]
         return torch.cat(parts).cpu().numpy()
 
