@@ -37,7 +37,8 @@ Contents
     4.5  Attention                            12.5 Matmul on tensor cores
     4.6  SwiGLU                               12.6 Attention on tensor cores
     4.7  Cross-entropy                        12.7 Self-tests
-    5    Model: forward, heads, backward      13   Command line
+    4.8  Biases and norms of q and k          13   Command line
+    5    Model: forward, heads, backward
     11   Several GPUs
 
 Shapes  As in nanoeuler.py: B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim,
@@ -1122,16 +1123,56 @@ def cross_entropy(nll, logits, targets, weight, row0, V, T):
     dlogits = logits
     return dlogits
 
+# ==== 4.8 Biases and norms of q and k ====
+# A first reader may skip this section, as that of nanoeuler.py: most models have neither.
+@kernel
+def add_bias_kernel(qkv, bias):
+    """qkv[t, c] += bias[c]     one block of 256 threads per row     qkv (BT, QKV), bias (QKV,)"""
+    row = qkv[cuda.blockIdx.x]
+    for c in range(cuda.threadIdx.x, row.size, 256):
+        row[c] = stored(row, value(row[c]) + bias[c])
+
+def add_bias(qkv, bias):
+    launch(add_bias_kernel, qkv, bias, grid=len(qkv), block=256)
+
+@kernel
+def head_norm_kernel(qkv, rstd, q_gain, k_gain, eps):
+    """RMSNorm of each head of q and k, in place     math: nanoeuler.head_norm_forward
+    One warp per head.     grid (BT, (H + G) / ROWS), block (32, ROWS)
+    qkv (BT, QKV), rstd (BT, H + G), q_gain, k_gain (D,)"""
+    t, heads, D = cuda.blockIdx.x, rstd.shape[1], q_gain.size
+    h, lane = cuda.blockIdx.y * ROWS + cuda.threadIdx.y, cuda.threadIdx.x
+    H = 2 * heads - qkv.shape[1] // D        # QKV = (H + 2 G) D
+    if h < heads:                            # for a whole warp or for none: shuffles are legal
+        ss = ctype(qkv).type(0)
+        for i in range(lane, D, WARP):
+            x = value(qkv[t, h * D + i])
+            ss += x * x
+        r = ctype(qkv).type(1) / math.sqrt(warp_sum(ss) / ctype(qkv).type(D) + eps)
+        for i in range(lane, D, WARP):
+            gain = q_gain[i] if h < H else k_gain[i]
+            qkv[t, h * D + i] = stored(qkv, gain * value(qkv[t, h * D + i]) * r)
+        if lane == 0:
+            rstd[t, h] = r
+
+def head_norm_forward(qkv, rstd, q_gain, k_gain, eps):
+    BT, heads = rstd.shape
+    launch(head_norm_kernel, qkv, rstd, q_gain, k_gain, number(qkv, eps),
+           grid=(BT, cdiv(heads, ROWS)), block=(WARP, ROWS))
+
 # ==== 5 Model ====
 # Columns of the logits, the matrix (columns, C) that makes them of y, and its gradient
 HeadPart = namedtuple("HeadPart", "columns w dw")
 # Of the RMSNorm that reads a point of the trajectory: gain (C,), the gain's gradient, rstd (BT,)
 Norm = namedtuple("Norm", "gain dgain rstd")
 
-def need_plain(cfg):
-    """Rejects models with parts that only nanoeuler.py has."""
-    found = [name for name in ("qkv_bias", "qk_norm", "window") if getattr(cfg, name)]
-    need(not found, f"the GPU program does not compute {' and '.join(found)}; use {ON_CPU}")
+def plain_options(cfg):
+    """The options of a model that only the decoder of section 9 computes, in words, or "" """
+    has_window = cfg.window and cfg.window < cfg.seq_len
+    return ", ".join(text for text, chosen in (
+        ("biases of q, k and v (qkv_bias)", cfg.qkv_bias),
+        ("norms of q and k (qk_norm)", cfg.qk_norm),
+        (f"a window of {ne.counted(cfg.window or 0, 'token')} (window)", has_window)) if chosen)
 
 class Model:
     """Parameters, gradients and moments on the device, and the memory to run micro-batches (B, T).
@@ -1147,7 +1188,6 @@ class Model:
         """A kernel is compiled when it is first launched."""
 
     def __init__(self, cfg, flat, moments=(), options=None, dtype="f32", recompute=False):
-        need_plain(cfg)
         open_device()
         if options:
             dtype, recompute = options.dtype, options.recompute
@@ -1155,6 +1195,8 @@ class Model:
                 given = getattr(options, name)
                 need(given in values, f"--{name} is {given}, expected {' or '.join(values)}")
         self.top = options.matmul if options else highest    # kernel path, of this model's launches
+        need(not plain_options(cfg), f"the model has {plain_options(cfg)}, and the GPU program can "
+             f"only generate with it; train and evaluate on the CPU: {ON_CPU}")
         need(has(dtype), "bfloat16 needs a GPU of capability 8.0 or newer; use --dtype f32")
         self.cfg, self.table = cfg, ne.param_table(cfg)
         self.kept = 1 if recompute else cfg.n_layer      # layers whose insides are there at once
@@ -1610,13 +1652,15 @@ def rope_cache_kernel(qkv, kc, vc, cos, sin, at, H):
             vc[h - H - G, t, i], vc[h - H - G, t, half + i] = u, v
 
 @kernel
-def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
-    """One query row against the cache.     one block of 256 threads per head
-    o (HD,), qkv (QKV,), kc, vc (G, T, D), scores (H, T) scratch"""
+def attention_decode_kernel(o, qkv, kc, vc, scores, at, window, scale):
+    """One query row against the last `window` tokens of the cache.     one block of 256 threads per
+    head     o (HD,), qkv (QKV,), kc, vc (G, T, D), scores (H, T) scratch
+    The cache is no ring, as that of nanoeuler.Decoder is: it keeps the tokens before the window."""
     h, x, n, D = cuda.blockIdx.x, cuda.threadIdx.x, at[1] + 1, kc.shape[2]
+    first = max(0, n - window)
     g, row = h * kc.shape[0] // cuda.gridDim.x, scores[h]
     m, l = -ctype(o).type(math.inf), ctype(o).type(0)
-    for t in range(x // WARP, n, ROWS):      # a warp per key
+    for t in range(first + x // WARP, n, ROWS):      # a warp per key
         s = ctype(o).type(0)
         for i in range(x % WARP, D, WARP):
             s += qkv[h * D + i] * kc[g, t, i]
@@ -1624,16 +1668,16 @@ def attention_decode_kernel(o, qkv, kc, vc, scores, at, scale):
         if x % WARP == 0:
             row[t] = s
     cuda.syncthreads()                       # all scores are there
-    for t in range(x, n, 256):
+    for t in range(first + x, n, 256):
         m = max(m, row[t])
     m = block_max(m)
-    for t in range(x, n, 256):
+    for t in range(first + x, n, 256):
         row[t] = exp(row[t] - m)
         l += row[t]
     l = block_sum(l)                   # its barriers: all weights are there
     for i in range(x, D, 256):
         s = ctype(o).type(0)
-        for t in range(n):
+        for t in range(first, n):
             s += row[t] * vc[g, t, i]
         o[h * D + i] = s / l
 
@@ -1681,7 +1725,6 @@ class Decoder(ne.Decoder):
         self.allocate()
 
     def begin(self, cfg, slots, length):
-        need_plain(cfg)
         super().begin(cfg, slots, length)
         self.heads = 0                       # drafts would not be read any faster
         self.unread = set()                  # slots whose texts are not in the cache yet
@@ -1710,6 +1753,7 @@ class Decoder(ne.Decoder):
         self.scores = buffer(H, T)
         self.x, self.y = buffer(1, C), buffer(1, C)
         self.saved, self.rstd = buffer(1, C), buffer(1)   # which nobody reads
+        self.qk_rstd = buffer(1, H + cfg.n_kv_head)
         self.qkv, self.att = buffer((H + 2 * cfg.n_kv_head) * D), buffer(H * D)
         self.gate_up, self.swiglu = buffer(1, 2 * F), buffer(1, F)
         self.device_logits = buffer(cfg.vocab_size)
@@ -1857,11 +1901,16 @@ class Decoder(ne.Decoder):
         rmsnorm_forward(y, *unread, x, gains[0], cfg.norm_eps)
         for l in range(cfg.n_layer):
             matvec(self.qkv, p.qkv[l], flat(y))
+            row = view(self.qkv, 0, (1, self.qkv.size))
+            if cfg.qkv_bias:
+                add_bias(row, p.qkv_bias[l])
+            if cfg.qk_norm:
+                head_norm_forward(row, self.qk_rstd, p.q_norm[l], p.k_norm[l], cfg.norm_eps)
             launch(rope_cache_kernel, self.qkv, self.kc[l], self.vc[l], self.cos, self.sin, at,
                    cfg.n_head, grid=cfg.n_head + 2 * cfg.n_kv_head, block=WARP)
             launch(attention_decode_kernel, self.att, self.qkv, self.kc[l], self.vc[l],
-                   self.scores, at, number(x, 1 / math.sqrt(cfg.head_dim)), grid=cfg.n_head,
-                   block=256)
+                   self.scores, at, self.window, number(x, 1 / math.sqrt(cfg.head_dim)),
+                   grid=cfg.n_head, block=256)
             matvec(flat(f), p.attn_proj[l], self.att)
             euler_step(p.mlp_norm[l])
             matvec(flat(self.gate_up), p.gate_up[l], flat(y))
@@ -2636,6 +2685,8 @@ def rows_refused(cfg):
     gpu, size = cuda.get_current_device(), ne.dims_of(cfg)
     if kernel_path() == "portable":
         return "the kernel path is portable, or the GPU older than capability 8.0"
+    if options := plain_options(cfg):
+        return f"the model has {options}"
     for name, n, unit in (("n_embd", size.C, 8), ("n_hidden", size.F, 8), ("head_dim", size.D, 16)):
         if n % unit:
             return f"{name} is {n}, no multiple of {unit}"

@@ -58,9 +58,11 @@ class Memory:
 
 def extent(x):
     """(first, one past the last) address of a device array."""
-    assert x.size == 0 or min(x.strides) >= 0
+    if x.size == 0:                          # no memory: numba-cuda gives it no address
+        return 0, 0
+    assert min(x.strides) >= 0
     span = sum((n - 1) * s for n, s in zip(x.shape, x.strides)) + x.dtype.itemsize
-    return x.gpu_data.address, x.gpu_data.address + (span if x.size else 0)
+    return x.gpu_data.address, x.gpu_data.address + span
 
 
 def apart(out, *inputs):
@@ -301,6 +303,17 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert cos.shape == sin.shape == (T, D // 2) and 2 * cos.shape[1] == D
         self.runs(H + 2 * G, 32)
 
+    def add_bias_kernel(self, qkv, bias):
+        assert bias.shape == qkv.shape[1:]
+        self.runs(len(qkv), 256)
+        apart(qkv, bias)
+
+    def head_norm_kernel(self, qkv, rstd, q_gain, k_gain, eps):
+        (BT, QKV), (rows, heads), [D] = qkv.shape, rstd.shape, q_gain.shape
+        assert rows == BT and k_gain.shape == (D,) and QKV % D == 0 and heads * D < QKV
+        self.runs((BT, tiles(heads, 8)), (32, 8))
+        apart(qkv, rstd, q_gain, k_gain)
+
     def rows_of(self, rows, *arrays):
         """What the kernels of 9.1 share: rows of whole vectors."""
         assert rows.shape == (5, nc.AT_ONCE) and rows.dtype == np.int32
@@ -397,8 +410,9 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert source < slots > slot and n <= T
         self.runs((G, L), 256)
 
-    def attention_decode_kernel(self, o, qkv, kc, vc, scores, at, scale):
+    def attention_decode_kernel(self, o, qkv, kc, vc, scores, at, window, scale):
         (G, T, D), H = kc.shape, len(scores)
+        assert window > 0
         assert vc.shape == kc.shape and scores.shape == (H, T) and o.shape == (H * D,)
         assert qkv.shape == ((H + 2 * G) * D,) and H % G == 0
         self.runs(H, 256)
@@ -597,6 +611,11 @@ def everything_of(decoder, T):
         assert many.read([ne.Part(1, [0] * n, n)]).shape == (n, V)
 
 
+def everything_of_a_llama(weights="f32"):
+    """A decoder of a model with all options of section 4.8, and a window"""
+    everything_of(nc.Decoder(LLAMA, np.zeros(ne.n_params(LLAMA), np.float32), weights), 40)
+
+
 # ---- one rank of several
 class OneOf:
     """What a rank hears if all say what it says"""
@@ -627,6 +646,7 @@ def rank_of(rank, size, *args, **kwargs):
 
 # ---- what is run on it
 ONE = replace(SMALL, n_layer=1)
+LLAMA = replace(ONE, qkv_bias=True, qk_norm=True, window=20, seq_len=40)
 RUNS = {
     "small": (SMALL, 2, 128), "big": (BIG, 1, 256), "base": (BASE, 2, 512),
     "large": (LARGE, 1, 1024), "tied": (replace(SMALL, tie_embeddings=True), 3, 40),

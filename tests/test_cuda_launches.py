@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from dry_gpu import (KINDS, RUNS, SMALL, blank, dry_run, everything,
-                     everything_of_a_rank, extent, is_array, kernels_of, one_tile, step, ways)
+from dry_gpu import (KINDS, LLAMA, RUNS, SMALL, blank, dry_run, everything,
+                     everything_of_a_llama, everything_of_a_rank, extent, is_array, kernels_of,
+                     one_tile, step, ways)
 from helpers import ROOT, TINY
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,6 +115,34 @@ def test_weights_are_kept_as_is_best(name, capability, kept, dry, capsys):
     decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "")
     assert decoder.kept_as == decoder.with_slots(2).kept_as == kept
     assert bool(decoder.steps) == (kept == "bf16") and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("options, word", [
+    ({"qkv_bias": True}, "qkv_bias"), ({"qk_norm": True}, "qk_norm"), ({"window": 20}, "20 tokens"),
+    ({"window": 40}, ""), ({"rope_scaling": "linear", "rope_factor": 4.0}, "")])
+def test_a_decoder_of_other_llamas(options, word, dry, capsys):
+    """Steps of rows (9.1) do not know biases, norms of q and k, and windows in the context."""
+    cfg = replace(SMALL, seq_len=40, **options)
+    flat = np.zeros(ne.n_params(cfg), np.float32)
+    assert nc.Decoder(cfg, flat, "").kept_as == ("f32" if word else "bf16")
+    decoder = nc.Decoder(cfg, flat, "bf16")
+    assert bool(decoder.steps) == (not word) and word in capsys.readouterr().err
+    dry.launches.clear()
+    decoder.decode(0, 0)
+    names, windows = [x.name for x in dry.launches], {
+        x.args[6] for x in dry.launches if x.name == "attention_decode_kernel"}
+    assert names.count("add_bias_kernel") == cfg.n_layer * cfg.qkv_bias
+    assert names.count("head_norm_kernel") == cfg.n_layer * cfg.qk_norm
+    assert windows == (set() if decoder.steps else {20 if cfg.window else 40})
+
+
+def test_slots_of_a_window_keep_all_tokens(dry):
+    """The cache is no ring: what is taken back or copied is there."""
+    flat = np.zeros(ne.n_params(LLAMA), np.float32)
+    decoder = nc.Decoder(LLAMA, flat, slots=2)
+    decoder.read([ne.Part(0, [0] * 39, 0)])
+    assert decoder.copy(0, 1, 30) == 30 and decoder.truncate(1, 1) == 1
+    assert decoder.truncate(3) == 3 and decoder.texts == [[0] * 3, [0]]
 
 
 @pytest.mark.parametrize("weights", ["f32", "bf16"])
@@ -284,6 +313,7 @@ def test_every_kernel_is_launched(dry):
     everything(replace(SMALL, tie_embeddings=True), 2, 64, "bf16")
     one_tile()
     everything_of_a_rank(SMALL, 2, 64)
+    everything_of_a_llama()
     assert sorted({x.name for x in dry.launches}) == sorted(
         kernels_of(ROOT / "nanoeuler_cuda.py")
         + kernels_of(ROOT / "tests/oracles/naive_attention.py"))
@@ -343,7 +373,7 @@ def test_a_decoder_keeps_the_weights_of_its_moment(dry):
     model = blank(TINY)
     first, end = extent(model.flat)
     for decoder in (model.decoder(), model.decoder()):
-        assert not any(first <= x.gpu_data.address < end for x in decoder.p if x.size)
+        assert not any(first <= extent(x)[0] < end for x in decoder.p)
 
 
 @pytest.mark.parametrize("each, fits", [(1, True), (0, False)])

@@ -313,6 +313,86 @@ def test_a_llama_of_other_settings_decodes_as_on_the_cpu(weights, tolerance):
         assert nc.relative_error(gpu.step(int(t)), expected) < tolerance
 
 
+# ---- options of other Llamas: contexts longer than the window, and than RoPE was trained for
+LLAMA = ne.replace(TINY, n_embd=64, n_head=4, n_kv_head=2, head_dim=32, n_hidden=128, seq_len=96,
+                   vocab_size=264, n_mtp=1)
+OPTIONS = {
+    "biases": {"qkv_bias": True}, "norms of q and k": {"qk_norm": True}, "window": {"window": 9},
+    "linear": {"rope_scaling": "linear", "rope_factor": 4.0},
+    "llama3": {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original": 24},
+    "yarn": {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_original": 24,
+             "rope_attention": 1.2}}
+OPTIONS["all"] = {k: v for name in ("biases", "norms of q and k", "window", "yarn")
+                  for k, v in OPTIONS[name].items()}
+options = pytest.mark.parametrize("chosen", OPTIONS.values(), ids=OPTIONS)
+ACCURACY = 1e-4                              # of a logit in float32; the logits are about 2
+
+
+def llama(chosen):
+    """A model with these options, and its parameters"""
+    cfg = ne.replace(LLAMA, **chosen).check()
+    return cfg, random_flat(cfg, 2, np.float32, 0.2)
+
+
+def without(cfg, flat, name):
+    """The same without one option, which is also none of RoPE's parameters"""
+    other = ne.replace(cfg, **{name: ne.Config.__dataclass_fields__[name].default})
+    left = ne.aligned((ne.n_params(other),), np.float32)
+    for to, x in zip(ne.views(left, ne.param_table(other)), ne.views(flat, ne.param_table(cfg)),
+                     strict=True):
+        if to.size:
+            to[:] = x
+    return other, left
+
+
+def logits_of(decoder, tokens):
+    return np.array([decoder.step(token).copy() for token in tokens])
+
+
+@options
+def test_other_llamas_decode_as_on_the_cpu(chosen):
+    """Each option matters: without it the logits are others."""
+    (cfg, flat), tokens = llama(chosen), batch(LLAMA, 1, 6)[0][0].tolist()
+    want, got = (logits_of(x.Decoder(cfg, flat), tokens) for x in (ne, nc))
+    assert np.abs(got - want).max() < ACCURACY < np.abs(want).mean() / 1000
+    for name in {"qkv_bias", "qk_norm", "window", "rope_scaling"} & set(chosen):
+        left = logits_of(nc.Decoder(*without(cfg, flat, name)), tokens)
+        assert np.abs(left - want).max() > 100 * ACCURACY
+
+
+@options
+@pytest.mark.parametrize("weights", ["f32", "bf16"])
+def test_other_llamas_say_what_the_cpu_says(weights, chosen):
+    """bf16 matrices are the CPU's float32 matrices, rounded.  The two most probable tokens are
+    never closer than 0.001."""
+    cfg, flat = llama(chosen)
+    gpu = nc.Decoder(cfg, flat, weights)
+    if weights == "bf16":
+        assert bool(gpu.steps) == all(name.startswith("rope") for name in chosen)
+        matrices = flat[:sum(w.size for w in ne.views(flat, ne.param_table(cfg))[ne.MATRICES])]
+        matrices[:] = from_bf16(to_bf16(matrices))
+    want, got = (sampled(x, [1, 2, 3], 90, None, ne.Sampling(temperature=0.0))
+                 for x in (ne.Decoder(cfg, flat), gpu))
+    assert got == want
+
+
+@options
+def test_slots_of_other_llamas(chosen):
+    """Several slots, taken back, copied and filled until they slide, token by token and in pieces.
+    The CPU's slots are rings; these have all tokens."""
+    (cfg, flat), ids = llama(chosen), batch(LLAMA, 1, 7, T=150)[0][0].tolist()
+    cpu, gpu = ne.Decoder(cfg, flat, slots=3), nc.Decoder(cfg, flat, slots=3)
+    for decoder in cpu, gpu:
+        decoder.read([ne.Part(0, ids[:60]), ne.Part(2, ids[30:70])])
+        assert decoder.copy(0, 1, 40) == 40 and decoder.truncate(50) == 50
+        assert decoder.copy(2, 2, 40) == 40
+    for step in ([(0, 50, 52), (1, 40, 43)], [(1, 43, 90), (2, 70, 71), (0, 52, 53)],
+                 [(0, 53, 120), (1, 90, 91)]):
+        parts = [ne.Part(slot, ids[i:j], j - i) for slot, i, j in step]
+        want, got = (decoder.read(parts).copy() for decoder in (cpu, gpu))
+        assert np.abs(got - want).max() < ACCURACY and gpu.texts == cpu.texts
+
+
 # ---- rows on tensor cores (9.1)
 ROWS = ne.replace(TINY, n_embd=72, n_head=6, n_kv_head=2, head_dim=32, n_hidden=136, seq_len=300,
                   vocab_size=101, n_mtp=3)
