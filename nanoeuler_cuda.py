@@ -284,7 +284,7 @@ def buffer_table(cfg, B, T, dtype, kept=None):
     C, F, V, L, P = cfg.n_embd, cfg.n_hidden, cfg.vocab_size, cfg.n_layer, cfg.n_mtp
     H, D, BT = cfg.n_head, cfg.head_dim, B * T
     HD, QKV, R = H * D, (H + 2 * cfg.n_kv_head) * D, rows_a_chunk(cfg, BT, dtype.itemsize)
-    K = kept or L
+    K, qk_heads = kept or L, cfg.n_head + cfg.n_kv_head
     a = [("x", (2 * L + 1, BT, C)),          # the trajectory, as backward reads it
          ("qkv", (K, BT, QKV)),              # after RoPE
          ("att", (K, BT, HD)),               # the heads' outputs
@@ -303,6 +303,12 @@ def buffer_table(cfg, B, T, dtype, kept=None):
               ("lse", (K, H, BT))]           # log of the sum of a softmax row
     d_sums = [("partial", (PARTS, C)),       # sums of a gain's gradient
               ("delta", (H, BT))]            # <dO, O>, in attention
+    if cfg.qk_norm:                          # 4.8
+        a += [("qk", (K, BT, qk_heads * D))]             # q and k before their norms
+        a_sums += [("qk_rstd", (K, BT, qk_heads))]
+        d_sums += [("qk_partial", (PARTS * ROWS, 2 * D))]        # as partial
+    if cfg.qkv_bias:
+        d_sums += [("bias_partial", (PARTS, QKV))]
     sums = computing(dtype)
     groups = (("a", a, dtype), ("a", a_sums, sums), ("d", d, dtype), ("d", d_sums, sums))
     return [(group, name, shape, kind) for group, table, kind in groups for name, shape in table]
@@ -812,9 +818,10 @@ class Attention(NamedTuple):
     back_smem: int                           # and of dq and dkv
 
 @made_once
-def portable_attention(D, itemsize, room):
+def portable_attention(D, itemsize, room, window=0):
     """The kernels for head size D; N is the largest tile with which backward fits into that many
-    bytes of shared memory."""
+    bytes of shared memory.  window: token t attends to the tokens t - window + 1 to t; 0: to all
+    tokens up to t."""
     D_PAD = -(-D // 16) * 16                 # D filled with zeros to whole tiles
     D_ROW = D_PAD + 1                        # from row to row of Q, K, V, dO in shared memory
     N = 64
@@ -828,6 +835,11 @@ def portable_attention(D, itemsize, room):
     Q_AT, K_AT, V_AT, P_AT = 0, N * D_ROW, 2 * N * D_ROW, 3 * N * D_ROW
     DS_AT, DO_AT = P_AT + N * P_ROW, P_AT + 2 * N * P_ROW
     score_tile, out_tile = register_tile(ROWS, KEYS), register_tile(ROWS, COLS)
+
+    @inlined
+    def first_tile(t0):
+        """The first key of the first tile that the rows from t0 on see"""
+        return max(0, t0 + 1 - window) // N * N if window else 0
 
     @inlined
     def load_rows(smem, tile, src, row0, t, T, col):
@@ -869,7 +881,7 @@ def portable_attention(D, itemsize, room):
         t0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N              # the longest rows first
         k_col = o.shape[1] + h * G // H * D
         load_rows(smem, Q_AT, qkv, row0, t0, T, h * D)
-        for k0 in range(0, t0 + 1, N):
+        for k0 in range(first_tile(t0), t0 + 1, N):
             cuda.syncthreads()               # the last product is done with K, V and P
             load_rows(smem, K_AT, qkv, row0, k0, T, k_col)
             load_rows(smem, V_AT, qkv, row0, k0, T, k_col + G * D)
@@ -882,6 +894,9 @@ def portable_attention(D, itemsize, room):
                     v = s[i * KEYS + j] * scale
                     if k0 + x + 16 * j > t0 + r:
                         v = -ctype(qkv).type(math.inf)
+                    if window and k0 + x + 16 * j <= t0 + r - window:
+                        v = -ctype(qkv).type(1e30)       # finite: it may be all that a row has so
+                                                         # far, and exp(v - top) must be a number
                     s[i * KEYS + j] = v
                     top = max(top, v)
                 top = half_warp_max(top)
@@ -925,13 +940,13 @@ def portable_attention(D, itemsize, room):
                 first_head = g * H // G
                 end_head = (g + 1) * H // G
                 first_other = mine
-                end_other = T
+                end_other = min(T, mine + N - 1 + window) if window else T
             else:                            # its rows; it walks over the keys that they see
                 first_head = cuda.blockIdx.y
                 mine = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N    # the longest rows first
                 g = first_head * G // H
                 end_head = first_head + 1
-                first_other = 0
+                first_other = first_tile(mine)
                 end_other = mine + 1
             k_col, v_col = HD + g * D, HD + (G + g) * D
             if keys:
@@ -968,7 +983,10 @@ def portable_attention(D, itemsize, room):
                         row_lse, row_delta = lse[h, row0 + t], delta[h, row0 + t]
                         for j in range(KEYS):
                             key, p = x + 16 * j, zero
-                            if k0 + key <= t and t0 + r < T:
+                            seen = k0 + key <= t and t0 + r < T
+                            if window:
+                                seen = seen and k0 + key > t - window
+                            if seen:
                                 p = exp(s[i * KEYS + j] * scale - row_lse)
                             smem[P_AT + r * P_ROW + key] = p
                             smem[DS_AT + r * P_ROW + key] = (
@@ -994,30 +1012,35 @@ def portable_attention(D, itemsize, room):
                      smem=(3 * N * D_ROW + N * P_ROW) * itemsize,
                      back_smem=(4 * N * D_ROW + 2 * N * P_ROW) * itemsize)
 
-def attention_of(D, *matrices):
+def attention_of(D, window, *matrices):
     """The kernels for head size D, those of section 12.6 where they can, and the matrices, or what
-    these want to know of them, their tensor maps."""
-    if matrices[0].dtype != np.uint16 or kernel_path() == "portable" or D not in FAST_HEADS:
+    these want to know of them, their tensor maps.  Section 12.6 has no windows."""
+    is_plain = matrices[0].dtype != np.uint16 or kernel_path() == "portable"
+    if is_plain or window or D not in FAST_HEADS:
         room = min(99 << 10, cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
-        return portable_attention(D, computing(matrices[0].dtype).itemsize, room), *matrices
+        return portable_attention(D, computing(matrices[0].dtype).itemsize, room, window), *matrices
     if kernel_path() == "wgmma" and D == 64:
         return tensor_attention(D, True), *(map_of(x, 64) for x in matrices)
     return tensor_attention(D, False), *matrices
 
-def attention_forward(o, lse, qkv, T, D):
+def window_of(cfg):
+    """The window of a model, or 0 if it holds the whole context"""
+    return cfg.window if cfg.window and cfg.window < cfg.seq_len else 0
+
+def attention_forward(o, lse, qkv, T, D, window=0):
     BT, HD = o.shape
     G = (qkv.shape[1] - HD) // (2 * D)
     scale = number(qkv, 1 / math.sqrt(D))
-    k, source = attention_of(D, qkv)
+    k, source = attention_of(D, window, qkv)
     launch(k.forward, o, lse, source, T, G, scale, grid=(cdiv(T, k.rows), HD // D, BT // T),
            block=k.block, smem=k.smem)
 
-def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D):
+def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D, window=0):
     """The gradient of q, k and v as they were before RoPE     delta (H, BT) is scratch"""
     BT, HD = o.shape
     H, G = len(lse), (qkv.shape[1] - HD) // (2 * D)
     scale = number(qkv, 1 / math.sqrt(D))
-    k, do_source, o_source, qkv_source = attention_of(D, do, o, qkv)
+    k, do_source, o_source, qkv_source = attention_of(D, window, do, o, qkv)
     given = (dqkv, delta, do_source, o_source, lse, qkv_source, cos, sin, T, HD, scale)
     tiles, B = cdiv(T, k.back_rows), BT // T
     launch(k.dq, *given, grid=(tiles, H, B), block=k.block, smem=k.back_smem)      # delta, too
@@ -1136,16 +1159,34 @@ def add_bias(qkv, bias):
     launch(add_bias_kernel, qkv, bias, grid=len(qkv), block=256)
 
 @kernel
-def head_norm_kernel(qkv, rstd, q_gain, k_gain, eps):
+def sum_columns_kernel(partial, x):
+    """partial[i] = sum of the i-th part of the rows of x     one block of 256 threads per part
+    partial (PARTS, N), x (BT, N)"""
+    BT, i, parts = x.shape[0], cuda.blockIdx.x, partial.shape[0]
+    for c in range(cuda.threadIdx.x, x.shape[1], 256):
+        s = ctype(partial).type(0)
+        for t in range(i * BT // parts, (i + 1) * BT // parts):
+            s += value(x[t, c])
+        partial[i, c] = s
+
+def bias_gradient(dbias, dqkv, partial):
+    """dbias += sum_bt dqkv     partial (PARTS, QKV) is scratch"""
+    launch(sum_columns_kernel, partial, dqkv, grid=PARTS, block=256)
+    launch(sum_rows_kernel, dbias, transposed(partial), grid=len(dbias), block=256)
+
+@kernel
+def head_norm_kernel(qkv, qk, rstd, q_gain, k_gain, eps):
     """RMSNorm of each head of q and k, in place     math: nanoeuler.head_norm_forward
     One warp per head.     grid (BT, (H + G) / ROWS), block (32, ROWS)
-    qkv (BT, QKV), rstd (BT, H + G), q_gain, k_gain (D,)"""
+    qkv (BT, QKV), q_gain, k_gain (D,)     out: qk (BT, (H + G) D), the heads as they were, and rstd
+    (BT, H + G), for backward"""
     t, heads, D = cuda.blockIdx.x, rstd.shape[1], q_gain.size
     h, lane = cuda.blockIdx.y * ROWS + cuda.threadIdx.y, cuda.threadIdx.x
     H = 2 * heads - qkv.shape[1] // D        # QKV = (H + 2 G) D
     if h < heads:                            # for a whole warp or for none: shuffles are legal
         ss = ctype(qkv).type(0)
         for i in range(lane, D, WARP):
+            qk[t, h * D + i] = qkv[t, h * D + i]
             x = value(qkv[t, h * D + i])
             ss += x * x
         r = ctype(qkv).type(1) / math.sqrt(warp_sum(ss) / ctype(qkv).type(D) + eps)
@@ -1155,24 +1196,63 @@ def head_norm_kernel(qkv, rstd, q_gain, k_gain, eps):
         if lane == 0:
             rstd[t, h] = r
 
-def head_norm_forward(qkv, rstd, q_gain, k_gain, eps):
+@made_once
+def head_norm_backward_kernel(D):
+    CHUNKS = -(-D // WARP)
+
+    @kernel
+    def backward(dqkv, partial, qk, rstd, q_gain, k_gain):
+        """In place: the q and k columns of dqkv become the gradient of qk
+        math: nanoeuler.head_norm_backward
+        partial[i] = sum of dy * u over the rows of warp i, u = x * rstd: of q's heads, and of k's.
+        One warp per row, striding.     grid PARTS, block (32, ROWS)
+        dqkv (BT, QKV), partial (PARTS ROWS, 2 D), qk (BT, (H + G) D), rstd (BT, H + G)"""
+        zero, lane = ctype(partial).type(0), cuda.threadIdx.x
+        of_q, of_k = filled(CHUNKS, zero), filled(CHUNKS, zero)
+        warp, warps = cuda.blockIdx.x * ROWS + cuda.threadIdx.y, partial.shape[0]
+        BT, heads = rstd.shape
+        H = 2 * heads - dqkv.shape[1] // D
+        for t in range(warp * BT // warps, (warp + 1) * BT // warps):
+            for h in range(heads):
+                r, mean = rstd[t, h], zero
+                for i in range(lane, D, WARP):
+                    gain = q_gain[i] if h < H else k_gain[i]
+                    mean += gain * value(dqkv[t, h * D + i]) * value(qk[t, h * D + i])
+                mean = warp_sum(mean) * r * r / ctype(partial).type(D)       # of gain*dy*u, * rstd
+                for j in range(CHUNKS):
+                    i = WARP * j + lane
+                    if i < D:
+                        dy, x = value(dqkv[t, h * D + i]), value(qk[t, h * D + i])
+                        gain = q_gain[i] if h < H else k_gain[i]
+                        of_q[j] += dy * x * r if h < H else zero
+                        of_k[j] += zero if h < H else dy * x * r
+                        dqkv[t, h * D + i] = stored(dqkv, r * (gain * dy - x * mean))
+        for j in range(CHUNKS):
+            i = WARP * j + lane
+            if i < D:
+                partial[warp, i], partial[warp, D + i] = of_q[j], of_k[j]
+    return backward
+
+def head_norm_forward(qkv, qk, rstd, q_gain, k_gain, eps):
     BT, heads = rstd.shape
-    launch(head_norm_kernel, qkv, rstd, q_gain, k_gain, number(qkv, eps),
+    launch(head_norm_kernel, qkv, qk, rstd, q_gain, k_gain, number(qkv, eps),
            grid=(BT, cdiv(heads, ROWS)), block=(WARP, ROWS))
+
+def head_norm_backward(dqkv, dq_gain, dk_gain, partial, qk, rstd, q_gain, k_gain):
+    """dq_gain += sum_bt,h dy * u, over q's heads, dk_gain of k's
+    partial (PARTS ROWS, 2 D) is scratch"""
+    D = q_gain.size
+    launch(head_norm_backward_kernel(D), dqkv, partial, qk, rstd, q_gain, k_gain, grid=PARTS,
+           block=(WARP, ROWS))
+    for dgain, start in (dq_gain, 0), (dk_gain, D):
+        columns = view(partial, start, (D, len(partial)), (1, 2 * D))
+        launch(sum_rows_kernel, dgain, columns, grid=D, block=256)
 
 # ==== 5 Model ====
 # Columns of the logits, the matrix (columns, C) that makes them of y, and its gradient
 HeadPart = namedtuple("HeadPart", "columns w dw")
 # Of the RMSNorm that reads a point of the trajectory: gain (C,), the gain's gradient, rstd (BT,)
 Norm = namedtuple("Norm", "gain dgain rstd")
-
-def plain_options(cfg):
-    """The options of a model that only the decoder of section 9 computes, in words, or "" """
-    has_window = cfg.window and cfg.window < cfg.seq_len
-    return ", ".join(text for text, chosen in (
-        ("biases of q, k and v (qkv_bias)", cfg.qkv_bias),
-        ("norms of q and k (qk_norm)", cfg.qk_norm),
-        (f"a window of {ne.counted(cfg.window or 0, 'token')} (window)", has_window)) if chosen)
 
 class Model:
     """Parameters, gradients and moments on the device, and the memory to run micro-batches (B, T).
@@ -1195,11 +1275,10 @@ class Model:
                 given = getattr(options, name)
                 need(given in values, f"--{name} is {given}, expected {' or '.join(values)}")
         self.top = options.matmul if options else highest    # kernel path, of this model's launches
-        need(not plain_options(cfg), f"the model has {plain_options(cfg)}, and the GPU program can "
-             f"only generate with it; train and evaluate on the CPU: {ON_CPU}")
         need(has(dtype), "bfloat16 needs a GPU of capability 8.0 or newer; use --dtype f32")
         self.cfg, self.table = cfg, ne.param_table(cfg)
         self.kept = 1 if recompute else cfg.n_layer      # layers whose insides are there at once
+        self.window = window_of(cfg)
         self.dtype = DTYPES[dtype]
         self.master = computing(self.dtype)  # of parameters, gradients and moments
         self.shape = None                    # (B, T) that there is memory for
@@ -1332,6 +1411,8 @@ class Model:
         if cfg.head_dim not in FAST_HEADS:
             said.append(f"portable attention for heads of {cfg.head_dim}, slower than for "
                         f"32, 64 or 128")
+        if self.window:
+            said.append("portable attention in a window, slower")
         if cfg.tie_embeddings and cfg.n_mtp > 1:         # a sum of two products: see matmul_dx
             said.append("a portable product back from the heads, since wte is one of theirs, "
                         "slower")
@@ -1354,11 +1435,16 @@ class Model:
 
     def attend(self, l):
         """att: the heads' outputs of layer l, of y = rmsnorm(x) in a.y"""
-        cfg, a, T, k = self.cfg, self.a, self.shape[1], l % self.kept
+        cfg, a, p, T, k = self.cfg, self.a, self.p, self.shape[1], l % self.kept
         attention, _ = self.attention
         matmul(a.qkv[k], a.y, self.w.qkv[l])
+        if cfg.qkv_bias:
+            add_bias(a.qkv[k], p.qkv_bias[l])
+        if cfg.qk_norm:
+            head_norm_forward(a.qkv[k], a.qk[k], a.qk_rstd[k], p.q_norm[l], p.k_norm[l],
+                              cfg.norm_eps)
         rope(a.qkv[k], self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, 1)
-        attention(a.att[k], a.lse[k], a.qkv[k], T, cfg.head_dim)
+        attention(a.att[k], a.lse[k], a.qkv[k], T, cfg.head_dim, self.window)
 
     def gate(self, l):
         """swiglu: the hidden numbers of layer l, of y = rmsnorm(x) in a.y"""
@@ -1425,7 +1511,7 @@ class Model:
 
         The adjoint of x[i + 1] = x[i] + f(x[i]):  d.x is the gradient of x[i + 1] and of f alike,
         and with what comes back through f it becomes that of x[i]."""
-        cfg, w, g, a, d = self.cfg, self.w, self.g, self.a, self.d
+        cfg, p, w, g, a, d = self.cfg, self.p, self.w, self.g, self.a, self.d
         L, T, D = cfg.n_layer, self.shape[1], cfg.head_dim
         _, attend_back = self.attention
         df = d.x
@@ -1458,7 +1544,12 @@ class Model:
             matmul_dx(d.att, df, w.attn_proj[l])
             matmul_dw(g.attn_proj[l], df, a.att[k], self.semaphores)
             attend_back(d.qkv, d.delta, d.att, a.att[k], a.lse[k], a.qkv[k], self.cos, self.sin, T,
-                        D)
+                        D, self.window)
+            if cfg.qk_norm:
+                head_norm_backward(d.qkv, g.q_norm[l], g.k_norm[l], d.qk_partial, a.qk[k],
+                                   a.qk_rstd[k], p.q_norm[l], p.k_norm[l])
+            if cfg.qkv_bias:
+                bias_gradient(g.qkv_bias[l], d.qkv, d.bias_partial)
             matmul_dx(d.y, d.qkv, w.qkv[l])
             y = step_backward(2 * l)
             matmul_dw(g.qkv[l], d.qkv, y, self.semaphores)
@@ -1753,7 +1844,7 @@ class Decoder(ne.Decoder):
         self.scores = buffer(H, T)
         self.x, self.y = buffer(1, C), buffer(1, C)
         self.saved, self.rstd = buffer(1, C), buffer(1)   # which nobody reads
-        self.qk_rstd = buffer(1, H + cfg.n_kv_head)
+        self.qk, self.qk_rstd = (buffer(1, (H + cfg.n_kv_head) * n) for n in (D, 1))     # nor these
         self.qkv, self.att = buffer((H + 2 * cfg.n_kv_head) * D), buffer(H * D)
         self.gate_up, self.swiglu = buffer(1, 2 * F), buffer(1, F)
         self.device_logits = buffer(cfg.vocab_size)
@@ -1905,7 +1996,8 @@ class Decoder(ne.Decoder):
             if cfg.qkv_bias:
                 add_bias(row, p.qkv_bias[l])
             if cfg.qk_norm:
-                head_norm_forward(row, self.qk_rstd, p.q_norm[l], p.k_norm[l], cfg.norm_eps)
+                head_norm_forward(row, self.qk, self.qk_rstd, p.q_norm[l], p.k_norm[l],
+                                  cfg.norm_eps)
             launch(rope_cache_kernel, self.qkv, self.kc[l], self.vc[l], self.cos, self.sin, at,
                    cfg.n_head, grid=cfg.n_head + 2 * cfg.n_kv_head, block=WARP)
             launch(attention_decode_kernel, self.att, self.qkv, self.kc[l], self.vc[l],
@@ -2685,8 +2777,11 @@ def rows_refused(cfg):
     gpu, size = cuda.get_current_device(), ne.dims_of(cfg)
     if kernel_path() == "portable":
         return "the kernel path is portable, or the GPU older than capability 8.0"
-    if options := plain_options(cfg):
-        return f"the model has {options}"
+    for name, chosen in (("biases of q, k and v (qkv_bias)", cfg.qkv_bias),
+                         ("norms of q and k (qk_norm)", cfg.qk_norm),
+                         (f"a window of {ne.counted(window_of(cfg), 'token')}", window_of(cfg))):
+        if chosen:
+            return f"the model has {name}"
     for name, n, unit in (("n_embd", size.C, 8), ("n_hidden", size.F, 8), ("head_dim", size.D, 16)):
         if n % unit:
             return f"{name} is {n}, no multiple of {unit}"
@@ -5724,6 +5819,7 @@ def op_tests(quick):
     add_rope_and_attention_tests(ops)
     add_swiglu_tests(ops)
     add_cross_entropy_tests(ops)
+    add_bias_and_head_norm_tests(ops)
     add_adamw_tests(ops)
     add_decode_tests(ops)
     add_copy_tests(ops)
@@ -5795,6 +5891,15 @@ def add_rope_and_attention_tests(ops):
         ne.rope(dqkv, *every, H + G, -1.0)
         ops.add(attention_backward, [0 * dqkv],
                 [as_sum(scratch), do, o, as_sum(lse), qkv, *angles, T, D], [dqkv])
+        for window in (n for n in (1, 9, 64, 150) if n < T < 350):
+            o, lse, dqkv = 0 * do, 0 * scratch, 0 * qkv
+            attention_twin(o, lse, dqkv, do, qkv, T, D, window)
+            ne.rope(dqkv, *every, H + G, -1.0)
+            ops.add(attention_forward, [0 * o, as_sum(scratch)], [qkv, T, D, window], [o, lse],
+                    "window, forward")
+            ops.add(attention_backward, [0 * dqkv],
+                    [as_sum(scratch), do, o, as_sum(lse), qkv, *angles, T, D, window], [dqkv],
+                    "window, backward")
 
 def add_swiglu_tests(ops):
     for BT, F in ((1, 1), (7, 9), (65, 344), (3, 2048)):
@@ -5814,6 +5919,25 @@ def add_cross_entropy_tests(ops):
         ops.add(cross_entropy_test, [logits.reshape(BT, P * V), as_sum(0 * nll)],
                 [targets, weight.tolist(), V], [expected.reshape(BT, P * V), nll], "cross_entropy")
 
+def add_bias_and_head_norm_tests(ops):
+    for BT, H, G, D in ((1, 1, 1, 4), (37, 4, 2, 10), (130, 6, 3, 64), (9, 2, 1, 130)):
+        heads, QKV = H + G, (H + 2 * G) * D
+        qkv, dqkv, bias, dbias = (ops.normal(*shape) for shape in ((BT, QKV),) * 2 + ((QKV,),) * 2)
+        ops.add(add_bias, [qkv], [as_sum(bias)])
+        ops.add(bias_gradient, [as_sum(dbias)], [dqkv, as_sum(np.zeros((PARTS, QKV)))],
+                [dbias + dqkv.sum(0)])
+        q_gain, k_gain, dq_gain, dk_gain, *found = (ops.normal(D) for _ in range(6))
+        gains, qk = [as_sum(q_gain), as_sum(k_gain)], qkv[:, :heads * D].copy()
+        y, dx, rstd = qkv.copy(), dqkv.copy(), np.zeros((BT, heads))
+        ne.head_norm_forward(y, rstd, q_gain, k_gain, 1e-5)
+        ops.add(head_norm_forward, [qkv, 0 * qk, as_sum(0 * rstd)], [*gains, 1e-5], [y, qk, rstd])
+        ne.head_norm_backward(dx, qk, rstd, q_gain, k_gain)
+        for dgain, first, last in zip(found, (0, H), (H, heads)):
+            ne.head_gain_gradient(dgain, dqkv, qk, rstd, first, last, 0)
+        ops.add(head_norm_backward, [dqkv, as_sum(dq_gain), as_sum(dk_gain)],
+                [as_sum(np.zeros((PARTS * ROWS, 2 * D))), qk, as_sum(rstd), *gains],
+                [dx, dq_gain + found[0], dk_gain + found[1]])
+
 def add_adamw_tests(ops):
     hyper = [*ne.hyper_at(2, 1e-2, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0)]
     for N, size in ((1, 1), (1000, 1), (100003, 1), (1000, 2.0 ** 70)):  # its square is no float32
@@ -5831,8 +5955,13 @@ def add_adamw_tests(ops):
 
 def add_decode_tests(ops):
     for cfg in (replace(ne.PRESETS["small"], n_layer=2, seq_len=70, vocab_size=61),
-                replace(ne.PRESETS["small"], n_layer=1, seq_len=9, tie_embeddings=True, n_mtp=1)):
+                replace(ne.PRESETS["small"], n_layer=1, seq_len=9, tie_embeddings=True, n_mtp=1),
+                replace(ne.PRESETS["small"], n_layer=2, seq_len=70, qkv_bias=True, qk_norm=True,
+                        window=9, rope_scaling="yarn", rope_factor=4.0, rope_original=20)):
         flat = ne.init_params(cfg, 3, np.float64)
+        if cfg.qkv_bias:
+            vectors = ne.entries_where(cfg, lambda x: not x.decays)
+            flat[vectors] += 0.5 * ops.normal(vectors.stop - vectors.start)
         tokens = ops.rng.integers(0, cfg.vocab_size, cfg.seq_len)
         expected = ne.Model(cfg, flat).logits(tokens[None].astype(np.int32))[0, 0]
         decode = functools.partial(decode_test, cfg, flat, tokens)
@@ -5930,9 +6059,10 @@ def decode_test(cfg, flat, tokens, dtype):
     decoder = Decoder(cfg, flat.astype(DTYPES[dtype]))
     return [np.array([decoder.step(token) for token in tokens.tolist()])]
 
-def attention_twin(o, lse, dqkv, do, qkv, T, D):
+def attention_twin(o, lse, dqkv, do, qkv, T, D, window=0):
     """What attention_forward and attention_backward should make, without RoPE: o, lse and dqkv of
     every sequence of T rows, by the functions of nanoeuler.py, which take one."""
+    window = window or T
     plain, H = (do, qkv, dqkv), do.shape[1] // D
     G = (qkv.shape[1] // D - H) // 2
     do, qkv, dqkv = (ne.aligned(x.shape, x.dtype) for x in plain)      # read past their ends
@@ -5942,8 +6072,8 @@ def attention_twin(o, lse, dqkv, do, qkv, T, D):
     scratch = ne.scratch_of(0, 0, ne.Scratch(*(ne.aligned(x, np.float64) for x in shapes)))
     for b in range(0, len(qkv), T):
         s, one = slice(b, b + T), np.zeros((len(lse), T))
-        ne.attention_forward(o[s], one, qkv[s], D, T, 0, H, scratch)
-        ne.attention_backward(dqkv[s], do[s], o[s], one, qkv[s], D, T, 0, G, scratch)
+        ne.attention_forward(o[s], one, qkv[s], D, window, 0, H, scratch)
+        ne.attention_backward(dqkv[s], do[s], o[s], one, qkv[s], D, window, 0, G, scratch)
         lse[:, s] = one
     plain[2][:] = dqkv
 

@@ -203,7 +203,8 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
     def portable(self, qkv, T, HD, *rows):
         B, H, G, D = self.attention(qkv, T, HD, *rows)
-        return B, H, G, nc.portable_attention(D, max(4, qkv.dtype.itemsize), 99 << 10)
+        window = constants(self.kernel)["window"]
+        return B, H, G, nc.portable_attention(D, max(4, qkv.dtype.itemsize), 99 << 10, window)
 
     def matrices(self, *sources):
         """What the copy engine is told of, or the matrices themselves."""
@@ -249,14 +250,14 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
     tensor_attention_dkv_dkv = tensor_attention_dq_dq
 
-    def softmax_kernel(self, p, scale):
+    def softmax_kernel(self, p, window, scale):
         Z, H, T, T2 = p.shape
-        assert T == T2
+        assert T == T2 and window > 0
         self.runs((tiles(T, 8), Z * H), (32, 8))
 
     def softmax_backward_kernel(self, ds, p, scale):
         assert ds.shape == p.shape
-        self.softmax_kernel(p, scale)
+        self.softmax_kernel(p, 1, scale)
         apart(ds, p)
 
     def swiglu_kernels_forward(self, y, gate_up):
@@ -308,11 +309,29 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs(len(qkv), 256)
         apart(qkv, bias)
 
-    def head_norm_kernel(self, qkv, rstd, q_gain, k_gain, eps):
-        (BT, QKV), (rows, heads), [D] = qkv.shape, rstd.shape, q_gain.shape
-        assert rows == BT and k_gain.shape == (D,) and QKV % D == 0 and heads * D < QKV
+    def sum_columns_kernel(self, partial, x):
+        assert partial.shape == (nc.PARTS, x.shape[1])
+        self.runs(nc.PARTS, 256)
+        apart(partial, x)
+
+    def heads(self, qkv, qk, rstd, q_gain, k_gain):
+        (BT, QKV), heads, [D] = qkv.shape, rstd.shape[1], q_gain.shape
+        assert rstd.shape == (BT, heads) and qk.shape == (BT, heads * D) and heads * D < QKV
+        assert k_gain.shape == (D,) and QKV % D == 0 and qk.dtype == qkv.dtype
+        return BT, heads, D
+
+    def head_norm_kernel(self, qkv, qk, rstd, q_gain, k_gain, eps):
+        BT, heads, _ = self.heads(qkv, qk, rstd, q_gain, k_gain)
         self.runs((BT, tiles(heads, 8)), (32, 8))
-        apart(qkv, rstd, q_gain, k_gain)
+        apart(qkv, qk, rstd, q_gain, k_gain)
+        apart(qk, rstd)
+
+    def head_norm_backward_kernel_backward(self, dqkv, partial, qk, rstd, q_gain, k_gain):
+        _, _, D = self.heads(dqkv, qk, rstd, q_gain, k_gain)
+        assert constants(self.kernel)["D"] == D and partial.shape == (nc.PARTS * 8, 2 * D)
+        self.runs(nc.PARTS, (32, 8))
+        apart(dqkv, partial, qk, rstd)
+        apart(partial, qk, rstd)
 
     def rows_of(self, rows, *arrays):
         """What the kernels of 9.1 share: rows of whole vectors."""
@@ -611,11 +630,6 @@ def everything_of(decoder, T):
         assert many.read([ne.Part(1, [0] * n, n)]).shape == (n, V)
 
 
-def everything_of_a_llama(weights="f32"):
-    """A decoder of a model with all options of section 4.8, and a window"""
-    everything_of(nc.Decoder(LLAMA, np.zeros(ne.n_params(LLAMA), np.float32), weights), 40)
-
-
 # ---- one rank of several
 class OneOf:
     """What a rank hears if all say what it says"""
@@ -646,13 +660,14 @@ def rank_of(rank, size, *args, **kwargs):
 
 # ---- what is run on it
 ONE = replace(SMALL, n_layer=1)
-LLAMA = replace(ONE, qkv_bias=True, qk_norm=True, window=20, seq_len=40)
+LLAMA = replace(ONE, qkv_bias=True, qk_norm=True, window=20)
 RUNS = {
     "small": (SMALL, 2, 128), "big": (BIG, 1, 256), "base": (BASE, 2, 512),
     "large": (LARGE, 1, 1024), "tied": (replace(SMALL, tie_embeddings=True), 3, 40),
     "tied, odd vocabulary": (replace(ONE, tie_embeddings=True, vocab_size=258), 2, 64),
     "one head": (replace(ONE, n_mtp=1), 2, 50), "one token": (ONE, 1, 1),
     "tied, one head": (replace(ONE, n_mtp=1, tie_embeddings=True), 2, 7),
+    "biases, norms of q and k, a window": (LLAMA, 2, 100),
     "odd": (replace(ONE, n_embd=33, n_head=6, n_kv_head=3, n_hidden=1001, vocab_size=257), 3, 70),
     "chunks of logits": (replace(BASE, n_layer=1), 17, 512),
     "tied, in chunks": (replace(LARGE, n_layer=1, tie_embeddings=True), 3, 1024),

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from dry_gpu import (BASE, Launch, LARGE, ONE, constants, dry_run, everything,
-                     everything_of_a_llama, everything_of_a_rank, one_tile, wide_norms)
+from dry_gpu import (BASE, Launch, LARGE, LLAMA, ONE, constants, dry_run, everything,
+                     everything_of_a_rank, one_tile, wide_norms)
 from helpers import ROOT, needs
 from numba import cuda, types
 from numba.cuda import compiler
@@ -138,7 +138,7 @@ def distinct(dtype, capability=(8, 9), layouts=True):
         everything(replace(ONE, tie_embeddings=True), 2, 128, dtype, naive=True)
         wide_norms(LARGE.n_embd, dtype)      # a row in registers; of xl 104 bytes are not
         everything_of_a_rank(ONE, 2, 128, dtype)
-        everything_of_a_llama("bf16" if dtype == "bf16" else "f32")
+        everything(LLAMA, 2, 128, dtype)
         if dtype == "bf16":                  # heads of 128 are another kernel
             everything(replace(ONE, head_dim=128), 1, 128, dtype)
         if dtype == "bf16" and capability == (9, 0):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from dry_gpu import (KINDS, LLAMA, RUNS, SMALL, blank, dry_run, everything,
-                     everything_of_a_llama, everything_of_a_rank, extent, is_array, kernels_of,
+                     everything_of_a_rank, extent, is_array, kernels_of,
                      one_tile, step, ways)
 from helpers import ROOT, TINY
 from hypothesis import given, settings
@@ -313,7 +313,7 @@ def test_every_kernel_is_launched(dry):
     everything(replace(SMALL, tie_embeddings=True), 2, 64, "bf16")
     one_tile()
     everything_of_a_rank(SMALL, 2, 64)
-    everything_of_a_llama()
+    everything(LLAMA, 2, 64)
     assert sorted({x.name for x in dry.launches}) == sorted(
         kernels_of(ROOT / "nanoeuler_cuda.py")
         + kernels_of(ROOT / "tests/oracles/naive_attention.py"))

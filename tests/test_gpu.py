@@ -27,6 +27,9 @@ CFGS = {"tiny": TINY, "tied": ne.replace(TINY, tie_embeddings=True, n_mtp=3),
         "odd": ne.replace(TINY, n_embd=33, n_head=6, n_kv_head=2, head_dim=10, n_mtp=1, seq_len=70),
         "eights": ne.replace(TINY, n_embd=64, head_dim=32, n_hidden=128, vocab_size=264,
                              seq_len=200)}               # all that tensor cores ask for
+CFGS["options"] = ne.replace(CFGS["eights"], n_head=4, n_kv_head=2, qkv_bias=True, qk_norm=True,
+                             window=70, rope_scaling="yarn", rope_factor=4.0, rope_original=50,
+                             rope_attention=1.2)
 SIZE = {"bf16": np.float32, "f32": np.float32, "f64": np.float64}
 configs = pytest.mark.parametrize("cfg", CFGS.values(), ids=CFGS)
 ways = pytest.mark.parametrize("naive", [False, True], ids=["flash", "naive"])

@@ -9,26 +9,26 @@ from nanoeuler_cuda import ROWS, WARP, ctype, cuda, exp, kernel, stored, value, 
 
 
 @kernel
-def softmax_kernel(p, scale):
-    """p[b, h, t] = softmax(p[b, h, t, :t + 1] * scale), zeros behind     one warp a row
-    grid (T / ROWS, B * H), block (32, ROWS)     in place: p (B, H, T, T)"""
+def softmax_kernel(p, window, scale):
+    """p[b, h, t] = softmax(p[b, h, t, t + 1 - window:t + 1] * scale), zeros elsewhere
+    one warp a row     grid (T / ROWS, B * H), block (32, ROWS)     in place: p (B, H, T, T)"""
     H, T = p.shape[1], p.shape[2]
     lane, t = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
     if t < T:
         b, h = cuda.blockIdx.y // H, cuda.blockIdx.y % H
-        row = p[b, h, t]
+        row, first = p[b, h, t], max(0, t + 1 - window)
         m = -ctype(p).type(math.inf)
-        for j in range(lane, t + 1, WARP):
+        for j in range(first + lane, t + 1, WARP):
             m = max(m, value(row[j]) * scale)
         m = warp_max(m)
         l = ctype(p).type(0)
-        for j in range(lane, t + 1, WARP):
+        for j in range(first + lane, t + 1, WARP):
             p_j = exp(value(row[j]) * scale - m)
             l += p_j
             row[j] = stored(row, p_j)
         l = warp_sum(l)
         for j in range(lane, T, WARP):
-            row[j] = stored(row, value(row[j]) / l if j <= t else ctype(p).type(0))
+            row[j] = stored(row, value(row[j]) / l if first <= j <= t else ctype(p).type(0))
 
 
 @kernel
@@ -39,7 +39,7 @@ def softmax_backward_kernel(ds, p, scale):
     if t < T:
         b, h = cuda.blockIdx.y // H, cuda.blockIdx.y % H
         row = ds[b, h, t]
-        prob = p[b, h, t]                    # zeros behind t, so that dS is zero there as well
+        prob = p[b, h, t]                    # zeros of keys not seen, so that dS is zero, too
         s = ctype(p).type(0)
         for j in range(lane, t + 1, WARP):
             s += value(row[j]) * value(prob[j])
@@ -70,18 +70,18 @@ def every(x, first, step):
                    (over_b, step * over_h, over_t, over_n))
 
 
-def naive_forward(o, probs, qkv, T, D):
+def naive_forward(o, probs, qkv, T, D, window=0):
     """P = softmax(Q K^T / sqrt(D)),   O = P V     probs (B, H, T, T)"""
     B, H, _, _ = probs.shape
     scale = nc.number(probs, 1 / math.sqrt(D))
     q, k, v = split_heads(qkv, T, D, H)
     nc.batched_matmul(probs, q, nc.transposed(k))
     grid = nc.cdiv(T, ROWS), B * H
-    nc.launch(softmax_kernel, probs, scale, grid=grid, block=(WARP, ROWS))
+    nc.launch(softmax_kernel, probs, window or T, scale, grid=grid, block=(WARP, ROWS))
     nc.batched_matmul(heads_of(o, T, D), probs, v)
 
 
-def naive_backward(dqkv, dprobs, do, o, probs, qkv, cos, sin, T, D):
+def naive_backward(dqkv, dprobs, do, o, probs, qkv, cos, sin, T, D, window=0):
     """dP = dO V^T,   dV = sum P^T dO,   dK = sum dS^T Q,   dQ = dS K: sums over a group's heads.
     The gradient of q and k as they were before RoPE     dprobs (B, H, T, T) is scratch"""
     B, H, _, _ = probs.shape
