@@ -2028,7 +2028,7 @@ class Decoder(ne.Decoder):
 # groups where there are more than one, and others, along y, for the next ones, from L2:
 #
 #     take       x = wte[token]                                     a block a row
-#     qkv        RMSNorm, q, k, v, RoPE, k and v into the cache     a block 8 pairs (i, i + D / 2)
+#     qkv        RMSNorm, q, k, v, biases, RoPE, k, v to the cache  a block 8 pairs (i, i + D / 2)
 #     attend     a part of the context, KEYS keys of a head         a block a part of a row
 #     proj       the parts become one, x += W att                   a block 8 columns of x
 #     gate_up    RMSNorm, gate and up, SwiGLU                       a block 16 columns
@@ -2261,10 +2261,11 @@ def product_smem(K, tiles, normed, hopper):
 ProductKernels = namedtuple("ProductKernels", "qkv merge proj gate_up down logits")
 
 @made_once
-def product_kernels(C, HD, D, F, GROUPS, hopper):
-    """ProductKernels for these sizes.  Blocks of 256 threads; the first 64 GROUPS have an output of
-    each tile, of row r and the tile's column t % 8.  Along y they have the next rows.  Where there
-    are no more of them, the last one is multiplied again, and its products left."""
+def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
+    """ProductKernels for these sizes; biased: q, k and v have biases.  Blocks of 256 threads; the
+    first 64 GROUPS have an output of each tile, of row r and the tile's column t % 8.  Along y they
+    have the next rows.  Where there are no more of them, the last one is multiplied again, and its
+    products left."""
     OF_X, OF_SWIGLU = tiles_a_block(2, C, GROUPS), tiles_a_block(1, F, GROUPS)
     HALF_OF_X, ROWS = OF_X // 2, GROUP * GROUPS
     two_of_x, of_x = (row_product(C, tiles, GROUPS, True, hopper) for tiles in (2, OF_X))
@@ -2315,9 +2316,10 @@ def product_kernels(C, HD, D, F, GROUPS, hopper):
         return rsqrtf(cuda.fma(ss, f32(1 / C), eps))
 
     @two_at_once
-    def qkv(q, kc, vc, x, gain, w, cos, sin, rows, eps):
+    def qkv(q, kc, vc, x, gain, w, bias, cos, sin, rows, eps):
         """A block: pairs i0 to i0 + 7 of a head.     grid ((H + 2 G) D / 16, rows / ROWS)
-        q (AT_ONCE, HD), kc, vc (slots, G, T, D) of a layer, x (AT_ONCE, C), w (QKV, C) bf16"""
+        q (AT_ONCE, HD), kc, vc (slots, G, T, D) of a layer, x (AT_ONCE, C), w (QKV, C) bf16
+        bias (QKV,); any array if not `biased`"""
         G, H, block = u32(kc.shape[1]), u32(HD // D), u32(cuda.blockIdx.x)
         head = u32(block // u32(HALF // 8))
         i0 = u32(8) * (block - head * u32(HALF // 8))
@@ -2336,8 +2338,13 @@ def product_kernels(C, HD, D, F, GROUPS, hopper):
         two_of_x.multiply(partial, squares, x, starts, gain, w, first, second, barrier)
         if mine:
             rstd = rstd_of(squares, n, eps)
-            u = two_of_x.total(partial, 0, n, t & u32(7)) * rstd
-            v = two_of_x.total(partial, 1, n, t & u32(7)) * rstd
+            u = two_of_x.total(partial, 0, n, t & u32(7))
+            v = two_of_x.total(partial, 1, n, t & u32(7))
+            if biased:
+                u = cuda.fma(u, rstd, bias[first + (t & u32(7))])
+                v = cuda.fma(v, rstd, bias[second + (t & u32(7))])
+            else:
+                u, v = u * rstd, v * rstd
             if head < H + G:
                 u, v = cuda.fma(u, c, -fmul_rn(v, s)), cuda.fma(v, c, fmul_rn(u, s))
             if head < H:
@@ -2777,11 +2784,10 @@ def rows_refused(cfg):
     gpu, size = cuda.get_current_device(), ne.dims_of(cfg)
     if kernel_path() == "portable":
         return "the kernel path is portable, or the GPU older than capability 8.0"
-    for name, chosen in (("biases of q, k and v (qkv_bias)", cfg.qkv_bias),
-                         ("norms of q and k (qk_norm)", cfg.qk_norm),
-                         (f"a window of {ne.counted(window_of(cfg), 'token')}", window_of(cfg))):
-        if chosen:
-            return f"the model has {name}"
+    if cfg.qk_norm:
+        return "the model has norms of q and k (qk_norm)"
+    if window_of(cfg):
+        return f"the model has a window of {ne.counted(window_of(cfg), 'token')}"
     for name, n, unit in (("n_embd", size.C, 8), ("n_hidden", size.F, 8), ("head_dim", size.D, 16)):
         if n % unit:
             return f"{name} is {n}, no multiple of {unit}"
@@ -2884,7 +2890,7 @@ class RowSteps:
         self.smem = {groups: rows_smem(size, groups, self.hopper) for groups in TURNS_AT_ONCE}
 
         def products(F, groups):
-            return product_kernels(size.C, size.HD, size.D, F, groups, self.hopper)
+            return product_kernels(size.C, size.HD, size.D, F, groups, self.hopper, cfg.qkv_bias)
         self.kernels = {groups: products(size.F, groups) for groups in TURNS_AT_ONCE}
         self.add_att = {groups: products(size.HD, groups).down for groups in (1, 2)}
         self.heads_a_block = heads_a_block(size.H, size.G)
@@ -3081,10 +3087,10 @@ class RowSteps:
             """Of a product with N outputs a row"""
             return cdiv(N, 8 * tiles_a_block(tiles, K, groups)), cdiv(count, groups * GROUP)
         for l in range(size.L):
-            kc, vc = self.kc[l], self.vc[l]
-            launch(k.qkv, self.q, kc, vc, x, p.attn_norm[l], p.qkv[l], self.cos, self.sin, rows,
-                   eps, grid=(size.QKV // 16, cdiv(count, groups * GROUP)), block=256,
-                   smem=smem.qkv)
+            kc, vc, gain = self.kc[l], self.vc[l], p.attn_norm[l]
+            bias = p.qkv_bias[l] if self.cfg.qkv_bias else gain
+            launch(k.qkv, self.q, kc, vc, x, gain, p.qkv[l], bias, self.cos, self.sin, rows, eps,
+                   grid=(size.QKV // 16, cdiv(count, groups * GROUP)), block=256, smem=smem.qkv)
             launch(self.attend, o, ml, self.q, kc, vc, rows, scale2,
                    grid=(size.H // self.heads_a_block, parts, count), block=256)
             if count < MERGED:
@@ -3181,6 +3187,8 @@ class Prompts:
         rmsnorm_forward(y, *unread, x, gains[0], cfg.norm_eps)
         for l in range(size.L):
             matmul(qkv, y, p.qkv[l])
+            if cfg.qkv_bias:
+                add_bias(qkv, p.qkv_bias[l])
             rope(qkv, steps.cos, steps.sin, T, size.H + size.G, 1)
             launch(keep_kernel, steps.kc[l], steps.vc[l], qkv, self.given, grid=(T, size.G),
                    block=size.D)
@@ -5991,7 +5999,8 @@ def add_rows_tests(ops):
             dict(n_embd=328, n_hidden=104, head_dim=64, n_head=6, tie_embeddings=True),
             dict(n_embd=64, n_hidden=2312, head_dim=128, n_head=5, n_kv_head=1),
             dict(n_embd=2568, head_dim=48, n_layer=1),
-            dict(n_embd=1280, n_hidden=2816, n_layer=1))):         # slices in uneven turns
+            dict(n_embd=1280, n_hidden=2816, n_layer=1),           # slices in uneven turns
+            dict(n_hidden=1024, qkv_bias=True))):
         cfg = replace(ne.PRESETS["small"], **{**plain, **sizes})
         flat = nearest_bf16(ne.init_params(cfg, 3, np.float64))
         n_gains = sum(math.prod(shape) for _, shape, *_ in ne.param_table(cfg)[ne.VECTORS])

@@ -346,10 +346,11 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         smem = tiles * 8 * nc.weight_stride(K) + 4 * K * normed if hopper else 0
         self.runs((-(-N // (8 * tiles)), self.grid[1]), 256, smem + more_smem)
 
-    def product_kernels_qkv(self, q, kc, vc, x, gain, w, cos, sin, rows, eps):
+    def product_kernels_qkv(self, q, kc, vc, x, gain, w, bias, cos, sin, rows, eps):
         (_, G, T, D), (R, HD), C = kc.shape, q.shape, x.shape[1]
         assert vc.shape == kc.shape and R == nc.AT_ONCE == len(x) and gain.shape == (C,)
         assert w.shape == (HD + 2 * G * D, C) and cos.shape == sin.shape == (T, D // 2)
+        assert bias.shape == w.shape[:1] or not constants(self.kernel)["biased"]
         assert (constants(self.kernel)["HD"], constants(self.kernel)["D"]) == (HD, D)
         self.rows_of(rows, x, gain, w)
         self.product_runs(len(w), 2, C, normed=True)
@@ -661,6 +662,7 @@ def rank_of(rank, size, *args, **kwargs):
 # ---- what is run on it
 ONE = replace(SMALL, n_layer=1)
 LLAMA = replace(ONE, qkv_bias=True, qk_norm=True, window=20)
+BIASED = replace(ONE, qkv_bias=True)
 RUNS = {
     "small": (SMALL, 2, 128), "big": (BIG, 1, 256), "base": (BASE, 2, 512),
     "large": (LARGE, 1, 1024), "tied": (replace(SMALL, tie_embeddings=True), 3, 40),
@@ -668,6 +670,7 @@ RUNS = {
     "one head": (replace(ONE, n_mtp=1), 2, 50), "one token": (ONE, 1, 1),
     "tied, one head": (replace(ONE, n_mtp=1, tie_embeddings=True), 2, 7),
     "biases, norms of q and k, a window": (LLAMA, 2, 100),
+    "biases": (BIASED, 2, 100),
     "odd": (replace(ONE, n_embd=33, n_head=6, n_kv_head=3, n_hidden=1001, vocab_size=257), 3, 70),
     "chunks of logits": (replace(BASE, n_layer=1), 17, 512),
     "tied, in chunks": (replace(LARGE, n_layer=1, tie_embeddings=True), 3, 1024),

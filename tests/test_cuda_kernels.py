@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from dry_gpu import (BASE, Launch, LARGE, LLAMA, ONE, constants, dry_run, everything,
+from dry_gpu import (BASE, BIASED, Launch, LARGE, LLAMA, ONE, constants, dry_run, everything,
                      everything_of_a_rank, one_tile, wide_norms)
 from helpers import ROOT, needs
 from numba import cuda, types
@@ -139,6 +139,7 @@ def distinct(dtype, capability=(8, 9), layouts=True):
         wide_norms(LARGE.n_embd, dtype)      # a row in registers; of xl 104 bytes are not
         everything_of_a_rank(ONE, 2, 128, dtype)
         everything(LLAMA, 2, 128, dtype)
+        everything(BIASED, 2, 128, dtype)
         if dtype == "bf16":                  # heads of 128 are another kernel
             everything(replace(ONE, head_dim=128), 1, 128, dtype)
         if dtype == "bf16" and capability == (9, 0):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from dry_gpu import (KINDS, LLAMA, RUNS, SMALL, blank, dry_run, everything,
+from dry_gpu import (KINDS, LLAMA, RUNS, SMALL, blank, constants, dry_run, everything,
                      everything_of_a_rank, extent, is_array, kernels_of,
                      one_tile, step, ways)
 from helpers import ROOT, TINY
@@ -118,10 +118,11 @@ def test_weights_are_kept_as_is_best(name, capability, kept, dry, capsys):
 
 
 @pytest.mark.parametrize("options, word", [
-    ({"qkv_bias": True}, "qkv_bias"), ({"qk_norm": True}, "qk_norm"), ({"window": 20}, "20 tokens"),
-    ({"window": 40}, ""), ({"rope_scaling": "linear", "rope_factor": 4.0}, "")])
+    ({"qk_norm": True}, "qk_norm"), ({"window": 20, "qkv_bias": True}, "20 tokens"),
+    ({"window": 40}, ""), ({"qkv_bias": True}, ""),
+    ({"rope_scaling": "linear", "rope_factor": 4.0}, "")])
 def test_a_decoder_of_other_llamas(options, word, dry, capsys):
-    """Steps of rows (9.1) do not know biases, norms of q and k, and windows in the context."""
+    """Steps of rows (9.1) have no norms of q and k, and no windows in the context."""
     cfg = replace(SMALL, seq_len=40, **options)
     flat = np.zeros(ne.n_params(cfg), np.float32)
     assert nc.Decoder(cfg, flat, "").kept_as == ("f32" if word else "bf16")
@@ -131,7 +132,9 @@ def test_a_decoder_of_other_llamas(options, word, dry, capsys):
     decoder.decode(0, 0)
     names, windows = [x.name for x in dry.launches], {
         x.args[6] for x in dry.launches if x.name == "attention_decode_kernel"}
-    assert names.count("add_bias_kernel") == cfg.n_layer * cfg.qkv_bias
+    biases = names.count("add_bias_kernel") + sum(
+        x.name == "product_kernels_qkv" and constants(x.kernel)["biased"] for x in dry.launches)
+    assert biases == cfg.n_layer * cfg.qkv_bias
     assert names.count("head_norm_kernel") == cfg.n_layer * cfg.qk_norm
     assert windows == (set() if decoder.steps else {20 if cfg.window else 40})
 

@@ -211,7 +211,7 @@ def test_a_window_is_said_at_the_start(life, capsys):
     assert verb("t", *life, *options, "--steps", 2) == 0
     assert "portable attention in a window" in capsys.readouterr().out
     assert verb("i", "It was", "--tokens", 5, "--weights", "bf16") == 0
-    assert "row by row, which is slower: the model has biases" in capsys.readouterr().err
+    assert "row by row, which is slower: the model has norms" in capsys.readouterr().err
 
 
 def test_settings_of_muon_are_refused(dry):

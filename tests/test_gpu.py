@@ -371,7 +371,7 @@ def test_other_llamas_say_what_the_cpu_says(weights, chosen):
     cfg, flat = llama(chosen)
     gpu = nc.Decoder(cfg, flat, weights)
     if weights == "bf16":
-        assert bool(gpu.steps) == all(name.startswith("rope") for name in chosen)
+        assert bool(gpu.steps) != bool({"qk_norm", "window"} & set(chosen))
         matrices = flat[:sum(w.size for w in ne.views(flat, ne.param_table(cfg))[ne.MATRICES])]
         matrices[:] = from_bf16(to_bf16(matrices))
     want, got = (sampled(x, [1, 2, 3], 90, None, ne.Sampling(temperature=0.0))
