@@ -56,11 +56,13 @@ def needed(cfg, B, T, dtype="f32", naive=False, samples=True):
 
 
 @pytest.mark.parametrize("name, B, T", [("small", 16, 128), ("big", 4, 256), ("base", 1, 512),
-                                        ("base", 64, 512), ("large", 8, 1024)])
+                                        ("base", 64, 512), ("large", 8, 1024),
+                                        ("small, with options", 16, 128)])
 @pytest.mark.parametrize("dtype", nc.DTYPES)
 @ways
 def test_memory_table_is_what_a_model_takes(name, B, T, dtype, naive, dry):
-    cfg = ne.PRESETS[name]
+    cfg = {**ne.PRESETS, "small, with options": replace(
+        ne.PRESETS["small"], qkv_bias=True, qk_norm=True, window=20)}[name]
     model = blank(cfg, dtype, naive)
     model.prepare(B, T)
     assert dry.peak == dry.used == pytest.approx(
