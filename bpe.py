@@ -111,7 +111,12 @@ def class_table():
     table = np.full(0x140000, OTHER, np.uint8)
     table[0xD800:0xE000] = INVALID                              # surrogates
     table[0x110000:] = INVALID
-    for kind, text in RUNS.items():
+    set_classes(table, RUNS)
+    return table
+
+def set_classes(table, runs):
+    """Writes the classes whose run lengths are given: {class: string as in RUNS}."""
+    for kind, text in runs.items():
         point = 0
         inside = False
         for digits, letter in re.findall("([0-9]*)([A-Za-z])", text):
@@ -120,7 +125,6 @@ def class_table():
                 table[point:point + count] = kind
             point += count
             inside = not inside
-    return table
 
 CLASSES = class_table()
 # The classes if each number is a word, as in Hugging Face's pre-tokenizer Digits. Digits uses
@@ -424,7 +428,7 @@ def next_cut(text, i):
 # U+3000, the ideographic space, is excluded
 CUT = re.compile(rb"(?:[!-~]|(?!\xe3\x80\x80)[\xe3-\xec][\x80-\xbf]{2})(?=[ \n])")
 
-def of_parts(text, work):
+def of_parts(text, work, next_cut=next_cut):
     """[work(start, end)] for the parts of a text (N,) uint8, each part in its own thread. A text
     below PARALLEL bytes is one part."""
     if len(text) < PARALLEL:
@@ -733,6 +737,16 @@ def encode_range(out, text, start, end, classes, byte_id, table, mix, made):
         m += n
     return m
 
+def joined(ids, parts):
+    """ids (N,) without the gaps between the parts [(start, stop)], in place"""
+    n = 0
+    for start, stop in parts:
+        count = stop - start
+        ids[n:n + count] = ids[start:stop]          # moves left, to where the part before ends
+        n += count
+    ids.resize(n, refcheck=False)                   # frees the unused end
+    return ids
+
 # ==== 6 Errors ====
 class UserError(ValueError):
     """An error that the user can fix. It is printed as one line: expected, found, remedy."""
@@ -800,16 +814,19 @@ def cuts_digits(cutting):
          f"Digits, found {json.dumps(cutting)}")
     return len(steps) == 2
 
-def adds_nothing(processor):
-    """Whether a post_processor leaves the ids of a text unchanged. ByteLevel moves only offsets.
-    save_pretrained of transformers writes a TemplateProcessing that contains only the text A."""
-    kind = processor.get("type", "ByteLevel")
+def begins_of(processor):
+    """The ids that a post_processor adds before each text, a tuple. ByteLevel moves only offsets.
+    TemplateProcessing lists special tokens and the text A. Rejects other changes of the ids."""
+    kind = processor.get("type", "ByteLevel") if processor else "ByteLevel"
     if kind == "Sequence":
-        return all(map(adds_nothing, processor["processors"]))
-    if kind == "TemplateProcessing":
-        parts = processor.get("single", ())
-        return [part.get("Sequence", {}).get("id") for part in parts] == ["A"]
-    return kind == "ByteLevel"
+        return sum(map(begins_of, reversed(processor["processors"])), ())
+    *before, text = processor.get("single", [{}]) if kind == "TemplateProcessing" else [{}]
+    ends_in_text = text.get("Sequence", {}).get("id") == "A"
+    need(ends_in_text if kind == "TemplateProcessing" else kind == "ByteLevel",
+         f"the post_processor {kind} would change the token ids; expected special tokens before "
+         f"a text at most")
+    names = [part["SpecialToken"]["id"] for part in before]
+    return tuple(k for name in names for k in processor["special_tokens"][name]["ids"])
 
 def check_model(root, model):
     """Rejects a tokenizer.json with a setting that gives other ids than this file gives."""
@@ -821,16 +838,42 @@ def check_model(root, model):
         settings.append("unk_token")                    # for a byte without an id
     both = {**root, **model}
     found = {name: both[name] for name in settings if both.get(name)}
-    after = root.get("post_processor")
-    if after and not adds_nothing(after):
-        found["post_processor"] = after["type"]
     need(not found, f"{found} would change the token ids; expected none of these settings")
+
+def ids_of_added(root):
+    """{name: id} of the added_tokens of a tokenizer.json"""
+    added = {}
+    for token in root.get("added_tokens") or []:
+        name = token["content"]
+        need(added.get(name, token["id"]) == token["id"],
+             f"added_tokens gives {name} the ids {added.get(name)} and {token['id']}")
+        added[name] = token["id"]
+    return added
+
+def added_tokens(ids, special=True):
+    """The added_tokens of a tokenizer.json for {name: id}"""
+    flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=special)
+    return [dict(id=k, content=name, **flags) for name, k in ids.items()]
+
+def sha256_of(form):
+    """SHA-256 in hex of a value that JSON can write"""
+    return hashlib.sha256(json.dumps(form).encode()).hexdigest()
+
+def is_of_parts(root):
+    """Whether a tokenizer.json belongs to a family in nanoeuler_parts/tokenizers: it splits a text
+    by another pattern, or it writes a blank as U+2581 as SentencePiece does."""
+    cutting = root["pre_tokenizer"] or {}
+    normalizer = root.get("normalizer") or {}
+    first = [cutting, *cutting.get("pretokenizers", [])[:1], normalizer,
+             *normalizer.get("normalizers", [])[:1]]
+    return any(step.get("type") in ("Split", "Metaspace", "Prepend", "Replace") for step in first)
 
 class Tokenizer:
     """vocab: list of bytes by id     merges: list of (left id, right id) by rank     vocab_size: V
-    specials: dict name -> id     digits: whether each number is a word"""
+    specials: dict name -> id     digits: whether each number is a word
+    begins: ids that a model expects before each text, for example that of <s>"""
 
-    def __init__(self, ids, merges, specials=(), digits=False):
+    def __init__(self, ids, merges, specials=(), digits=False, begins=()):
         """ids: dict name -> id, in GPT-2's characters     merges: "left right" or [left, right]
         A name that is neither a byte nor a merge is special. `specials` may contain only such
         names. `encode` skips a byte without an id, as Hugging Face does."""
@@ -858,6 +901,9 @@ class Tokenizer:
         self.merges = [(id_of[left], id_of[right]) for left, right in pairs]
         self.specials = {name: k for name, k in id_of.items() if name not in ordinary}
         self.digits = digits
+        self.begins = begins
+        bad = [k for k in begins if k not in self.specials.values()]
+        need(not bad, f"a text begins with the ids {bad[:3]}, expected ids of special tokens")
         self._ids = id_of
         self._lines = [f"{left} {right}" for left, right in pairs]
         # arguments of `encode_range`
@@ -880,13 +926,15 @@ class Tokenizer:
             return start, encode_range(ids, text, start, end, self._classes, self._byte_id,
                                        self._table, self._mix, self._made)
 
-        n = 0
-        for start, stop in of_parts(text, encode_part):
-            count = stop - start
-            ids[n:n + count] = ids[start:stop]          # moves left, to where the part before ends
-            n += count
-        ids.resize(n, refcheck=False)                   # frees the unused end
-        return ids
+        return joined(ids, of_parts(text, encode_part))
+
+    def encode_whole(self, text):
+        """The ids of a text as a model reads it from its beginning: `begins`, then `encode`"""
+        return np.concatenate([np.array(self.begins, np.int32), self.encode(text)])
+
+    def encode_after(self, text):
+        """The ids of a text that follows other tokens. Here these are the same ids."""
+        return self.encode(text)
 
     def decode(self, ids):
         """The bytes of ids; a special token becomes its name."""
@@ -901,34 +949,54 @@ class Tokenizer:
         form = [list(self._ids), self._lines, list(self.specials)]
         if self.digits:
             form.append("digits")
-        return hashlib.sha256(json.dumps(form).encode()).hexdigest()
+        if self.begins:
+            form.append(["begins", *self.begins])
+        return sha256_of(form)
 
     def to_json(self):
         """Hugging Face's tokenizer.json, compact."""
         cutting = GPT2_WORDS
         if self.digits:
             cutting = dict(type="Sequence", pretokenizers=[EACH_DIGIT, GPT2_WORDS])
-        flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
-        added = [dict(id=k, content=name, **flags) for name, k in self.specials.items()]
-        model = dict(type="BPE", vocab=self._ids, merges=self._lines)
-        root = dict(version="1.0", added_tokens=added, pre_tokenizer=cutting, decoder=GPT2_WORDS,
-                    model=model)
+        root = dict(version="1.0", added_tokens=added_tokens(self.specials), pre_tokenizer=cutting,
+                    decoder=GPT2_WORDS, model=self.model())
+        if self.begins:
+            root["post_processor"] = self.template()
         return json.dumps(root, ensure_ascii=False, separators=(",", ":"))
+
+    def model(self):
+        """The block `model` of a tokenizer.json"""
+        return dict(type="BPE", vocab=self._ids, merges=self._lines)
+
+    def template(self):
+        """The post_processor of a tokenizer.json that adds `begins` before each text"""
+        name_of = {k: name for name, k in self.specials.items()}
+        names = [name_of[k] for k in self.begins]
+
+        def parts(text, number):
+            tokens = [dict(SpecialToken=dict(id=name, type_id=number)) for name in names]
+            return [*tokens, dict(Sequence=dict(id=text, type_id=number))]
+
+        tokens = {name: dict(id=name, ids=[self.specials[name]], tokens=[name]) for name in names}
+        return dict(type="TemplateProcessing", single=parts("A", 0),
+                    pair=parts("A", 0) + parts("B", 1), special_tokens=tokens)
 
     @classmethod
     def from_json(cls, text):
         """Tokenizer from a tokenizer.json. Errors may be of any kind: call it in `reading`."""
         root = json.loads(text)
+        if is_of_parts(root):
+            try:
+                from nanoeuler_parts.tokenizers.families import tokenizer_of
+            except ModuleNotFoundError:
+                need(False, "this tokenizer needs the folder nanoeuler_parts; put it beside bpe.py")
+            return tokenizer_of(root)
         digits = cuts_digits(root["pre_tokenizer"])
         model = root["model"]
         check_model(root, model)
-        added = {}
-        for token in root.get("added_tokens") or []:
-            name = token["content"]
-            need(added.get(name, token["id"]) == token["id"],
-                 f"added_tokens gives {name} the ids {added.get(name)} and {token['id']}")
-            added[name] = token["id"]
-        return cls({**model["vocab"], **added}, model["merges"], added, digits)
+        added = ids_of_added(root)
+        return cls({**model["vocab"], **added}, model["merges"], added, digits,
+                   begins_of(root.get("post_processor")))
 
     def save(self, path):
         """Writes a tokenizer.json if path ends in .json, else vocab.json and merges.txt in path."""
@@ -1012,6 +1080,7 @@ def main():
         sys.stdout.buffer.write(Tokenizer.load(args.tokenizer).decode(ids))
 
 if __name__ == "__main__":
+    sys.modules["bpe"] = sys.modules[__name__]   # nanoeuler_parts imports this module, not a copy
     try:
         main()
     except KeyboardInterrupt:

@@ -1,0 +1,146 @@
+"""Byte-level BPE after other patterns than GPT-2's: the tokenizers of Llama 3, Qwen and GPT-4o."""
+import json
+import re
+import unicodedata
+
+import numpy as np
+
+import bpe
+from bpe import need
+from nanoeuler_parts.tokenizers.added import specials_and_symbols, splitter
+from nanoeuler_parts.tokenizers.words import (
+    CASED, encode_range, names_of, next_cut, PATTERNS, PLAIN,
+)
+
+BYTES = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=False, use_regex=False)
+
+# ==== NFC ====
+# Code points of Unicode 10 to 17 that NFC moves or composes.  The package tokenizers has the NFC of
+# Unicode 9, to which these are unknown.  Python's is newer, so the text is split before and after
+# each of them.
+LATER = re.compile(
+    "(["
+    "\u05C8\u05C9\u07FD\u0897-\u089F\u08CA-\u08D3\u09FE\u0C3C\u0D3B\u0D3C\u0EBA\u1715"
+    "\u1ABF-\u1AF0\u1DF6-\u1DFA\uA82C\U000105D2\U000105DA\U00010D24-\U00010D27"
+    "\U00010D69-\U00010D6D\U00010EAB\U00010EAC\U00010ECB-\U00010ECF\U00010EF0-\U00010EFB"
+    "\U00010EFD-\U00010EFF\U00010F46-\U00010F50\U00010F82-\U00010F85\U00011070\U0001133B"
+    "\U00011382\U00011384\U0001138B\U00011390\U000113B8\U000113BB\U000113C2\U000113C5"
+    "\U000113C7-\U000113C9\U000113CE-\U000113D0\U0001145E\U00011839\U0001183A\U00011930"
+    "\U0001193D\U0001193E\U00011943\U000119E0\U00011A34\U00011A47\U00011A99\U00011D42"
+    "\U00011D44\U00011D45\U00011D97\U00011F41\U00011F42\U0001611E-\U00016129\U0001612F"
+    "\U00016D67\U00016D68\U00016FF0\U00016FF1\U0001D127\U0001D128\U0001D250-\U0001D252"
+    "\U0001D25B\U0001D25C\U0001D25F\U0001D280\U0001D281\U0001E08F\U0001E130-\U0001E136"
+    "\U0001E2AE\U0001E2EC-\U0001E2EF\U0001E4EC-\U0001E4EF\U0001E5EE\U0001E5EF\U0001E6E3"
+    "\U0001E6E6\U0001E6EE\U0001E6EF\U0001E6F5"
+    "])")
+
+def nfc(text):
+    """The text, bytes, in Unicode's normalization form C, as the package tokenizers writes it.
+    Invalid bytes stay as they are."""
+    if text.isascii():
+        return text
+    string = text.decode("utf-8", "surrogateescape")
+    if unicodedata.is_normalized("NFC", string):
+        return text
+    parts = [unicodedata.normalize("NFC", part) for part in LATER.split(string)]
+    return "".join(parts).encode("utf-8", "surrogateescape")
+
+# ==== The tokenizer ====
+class WordTokenizer(bpe.Tokenizer):
+    """bpe.Tokenizer with one of PATTERNS.     pattern: the regular expression
+    symbols: {name: id} of tokens that are made wherever their names occur
+    normalizes: whether a text is first normalized by NFC
+    whole: whether a word that is a token needs no merges (ignore_merges of Llama 3)"""
+
+    def __init__(self, root, pattern):
+        """root: a tokenizer.json, without missing ids"""
+        model = root["model"]
+        specials, self.symbols = specials_and_symbols(root)
+        added = {**specials, **self.symbols}
+        super().__init__({**model["vocab"], **added}, model["merges"], added,
+                         begins=bpe.begins_of(root.get("post_processor")))
+        need(set(bpe.CHAR_OF_ID) <= set(model["vocab"]), "expected a token for each byte")
+        self.pattern = pattern
+        self.normalizes = bool(root.get("normalizer"))
+        self.whole = bool(model.get("ignore_merges"))
+        byte = dict(zip(bpe.CHAR_OF_ID, bpe.BYTE_OF_ID))
+        for name in [*self.specials]:       # in bpe.py, any name that no merge makes is special
+            k = self.specials[name]
+            if name not in added:
+                need(self.whole and all(c in byte for c in name),
+                     f"no merge makes the token {name!r:.40}")
+                self.vocab[k] = bytes(byte[c] for c in name)
+            if name not in specials:
+                del self.specials[name]
+        self._pattern = PATTERNS[pattern]
+        self._classes = CASED if self._pattern.cased else PLAIN
+        self._split = splitter(self.symbols)
+        kept = {*added.values()} if self.whole else range(self.vocab_size)
+        self._names = names_of(self.vocab, [k for k in range(self.vocab_size) if k not in kept],
+                               self._mix)
+
+    def encode(self, text):
+        """Ids, int32, of str or bytes"""
+        if isinstance(text, str):
+            text = text.encode("utf-8", "surrogatepass")
+        text = bytes(text)
+        if not self._split:
+            return self.encode_part(text)
+        parts = self._split.split(text)
+        ids = [self.encode_part(part) for part in parts]
+        ids[1::2] = [np.array([self.symbols[name.decode()]], np.int32) for name in parts[1::2]]
+        return np.concatenate(ids)
+
+    def encode_part(self, text):
+        """Ids of bytes without symbols"""
+        text = bpe.as_array(nfc(text) if self.normalizes else text)
+        ids = np.empty(len(text), np.int32)
+
+        def encode_range_from(start, end):
+            return start, encode_range(ids, text, start, end, self._classes, self._pattern,
+                                       self._names, self._byte_id, self._table, self._mix,
+                                       self._made)
+
+        return bpe.joined(ids, bpe.of_parts(text, encode_range_from, next_cut))
+
+    def hash(self):
+        """As bpe.Tokenizer.hash, with the settings of this class"""
+        form = [super().hash(), self.pattern, self.normalizes, self.whole, [*self.symbols.items()]]
+        return bpe.sha256_of(form)
+
+    def model(self):
+        """The block `model` of a tokenizer.json"""
+        return {**super().model(), "ignore_merges": self.whole}
+
+    def to_json(self):
+        """Hugging Face's tokenizer.json, compact"""
+        root = json.loads(super().to_json())
+        split = dict(type="Split", pattern=dict(Regex=self.pattern), behavior="Isolated",
+                     invert=False)
+        root["pre_tokenizer"] = dict(type="Sequence", pretokenizers=[split, BYTES])
+        root["normalizer"] = dict(type="NFC") if self.normalizes else None
+        root["added_tokens"] += bpe.added_tokens(self.symbols, special=False)
+        return json.dumps(root, ensure_ascii=False, separators=(",", ":"))
+
+def pattern_of(cutting):
+    """The regular expression of a pre_tokenizer, if it is one of PATTERNS"""
+    split, words = cutting["pretokenizers"] if cutting["type"] == "Sequence" else (cutting, {})
+    behavior = split.get("behavior"), split.get("invert", False)
+    pattern = split["pattern"].get("Regex", "")
+    need(pattern in PATTERNS, f"expected the pattern of GPT-2, Llama 3, Qwen2 or GPT-4o, found "
+         f"{pattern or split['pattern']!r:.60}")
+    need(behavior in (("Isolated", False), ("Removed", True)) and words.get("type") == "ByteLevel"
+         and not words.get("use_regex", True) and not words.get("add_prefix_space", True),
+         f"expected the pattern Isolated and then ByteLevel without a prefix space and without a "
+         f"pattern, found {json.dumps(cutting):.300}")
+    return pattern
+
+def word_tokenizer(root):
+    """The WordTokenizer of a tokenizer.json"""
+    pattern = pattern_of(root["pre_tokenizer"])
+    normalizer = root.get("normalizer")
+    need(not normalizer or normalizer["type"] == "NFC",
+         f"expected the normalizer NFC or none, found {json.dumps(normalizer):.100}")
+    model = {**root["model"], "ignore_merges": False}
+    bpe.check_model({**root, "normalizer": None}, model)
+    return WordTokenizer(root, pattern)
