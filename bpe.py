@@ -417,24 +417,24 @@ def row_for_word(table, mix, text, i, j):
 
 PARALLEL = 8 << 20          # bytes; a shorter text takes one thread at most 0.1 s: two do not pay
 
-def next_cut(text, i):
+# U+3000, the ideographic space, is excluded
+CUT = re.compile(rb"(?:[!-~]|(?!\xe3\x80\x80)[\xe3-\xec][\x80-\xbf]{2})(?=[ \n])")
+
+def next_cut(text, i, cut=CUT):
     """The first position after i where text may be split into parts that are encoded separately. It
     is between a visible character and a blank or newline, because a word always ends there. Only
     ASCII and U+3001 to U+CFFF count as visible here. Without such a position it is the end of the
     text."""
-    found = CUT.search(text, i)
+    found = cut.search(text, i)
     return found.end() if found else len(text)
 
-# U+3000, the ideographic space, is excluded
-CUT = re.compile(rb"(?:[!-~]|(?!\xe3\x80\x80)[\xe3-\xec][\x80-\xbf]{2})(?=[ \n])")
-
-def of_parts(text, work, next_cut=next_cut):
+def of_parts(text, work, cut=CUT):
     """[work(start, end)] for the parts of a text (N,) uint8, each part in its own thread. A text
-    below PARALLEL bytes is one part."""
+    below PARALLEL bytes is one part.     cut: as in `next_cut`"""
     if len(text) < PARALLEL:
         return [work(0, len(text))]
     n = get_num_threads()
-    cuts = [next_cut(text, len(text) * k // n) for k in range(1, n)]
+    cuts = [next_cut(text, len(text) * k // n, cut) for k in range(1, n)]
     starts = [0, *cuts]
     ends = [*cuts, len(text)]
     with ThreadPoolExecutor() as pool:
@@ -595,6 +595,13 @@ def find_pair(table, mix, left, right):
     while table[row] >= 0 and table[row] >> 20 != pair:
         row = (row + 1) & (len(table) - 1)
     return row
+
+def pair_table(merges, mix):
+    """The pair table of merges [(left, right)], at most a quarter full"""
+    table = np.full(4 << len(merges).bit_length(), -1)
+    for rank, (left, right) in enumerate(merges):
+        table[find_pair(table, mix, left, right)] = left << 40 | right << 20 | rank
+    return table
 
 @jit(**INLINE)
 def rank_of(table, mix, left, right):
@@ -911,10 +918,7 @@ class Tokenizer:
         in_gpt2_order = np.array([id_of.get(c, -1) for c in CHAR_OF_ID], np.int32)
         self._byte_id = in_gpt2_order[ID_OF_BYTE]       # (256,) by byte
         self._mix = draw_mix()
-        self._table = np.full(4 << len(pairs).bit_length(), -1)         # at most a quarter full
-        for rank, (left, right) in enumerate(self.merges):
-            row = find_pair(self._table, self._mix, left, right)
-            self._table[row] = left << 40 | right << 20 | rank
+        self._table = pair_table(self.merges, self._mix)
         self._made = np.array([id_of[left + right] for left, right in pairs], np.int32)
 
     def encode(self, text):
@@ -943,6 +947,10 @@ class Tokenizer:
         need(not bad, f"expected token ids from 0 to {self.vocab_size - 1}, got {bad[:3]}; decode "
              f"with the tokenizer that encoded them")
         return b"".join([self.vocab[k] for k in ids])
+
+    def spell(self, ids):
+        """The bytes of ids that follow other tokens. Here these are the same bytes."""
+        return self.decode(ids)
 
     def hash(self):
         """SHA-256 in hex of the content of a tokenizer. It is the same for all file formats."""
@@ -1004,6 +1012,8 @@ class Tokenizer:
         if not str(path).endswith(".json"):
             need(not self.digits, f"{path}: the tokenizer splits numbers into digits, which only a "
                  f".json file can store; choose a name that ends in .json")
+            need(type(self) is Tokenizer and not self.begins, f"{path}: the tokenizer has settings "
+                 f"that only a .json file can store; choose a name that ends in .json")
             os.makedirs(path, exist_ok=True)
             files = {f"{path}/vocab.json": json.dumps(self._ids, ensure_ascii=False),
                      f"{path}/merges.txt": "\n".join(["#version: 0.2", *self._lines, ""])}

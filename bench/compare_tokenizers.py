@@ -66,7 +66,7 @@ class Peer:
 def tokenizer_of(path):
     if path.endswith(".json"):
         return bpe.Tokenizer.load(path)
-    from nanoeuler_parts.tokenizers.sentencepiece import tokenizer_of_model
+    from nanoeuler_parts.tokenizers.families import tokenizer_of_model
     with bpe.reading(path, "name another file"):
         return tokenizer_of_model(bpe.read_bytes(path))
 

@@ -9,7 +9,7 @@ import bpe
 from bpe import need
 from nanoeuler_parts.tokenizers.added import specials_and_symbols, splitter
 from nanoeuler_parts.tokenizers.words import (
-    CASED, encode_range, names_of, next_cut, PATTERNS, PLAIN,
+    CASED, CUT, encode_range, names_of, PATTERNS, PLAIN,
 )
 
 BYTES = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=False, use_regex=False)
@@ -101,7 +101,7 @@ class WordTokenizer(bpe.Tokenizer):
                                        self._names, self._byte_id, self._table, self._mix,
                                        self._made)
 
-        return bpe.joined(ids, bpe.of_parts(text, encode_range_from, next_cut))
+        return bpe.joined(ids, bpe.of_parts(text, encode_range_from, CUT))
 
     def hash(self):
         """As bpe.Tokenizer.hash, with the settings of this class"""

@@ -216,10 +216,6 @@ def word_end(text, i, end, classes, pattern):
 # end it may not: in these patterns a line end belongs to the punctuation before it.
 CUT = re.compile(rb"(?:[!-~]|(?!\xe3\x80\x80)[\xe3-\xec][\x80-\xbf]{2})(?= )")
 
-def next_cut(text, i):
-    found = CUT.search(text, i)
-    return found.end() if found else len(text)
-
 # ==== Encoding ====
 class Names(NamedTuple):
     """The tokens that a whole word can be, in a hash table with linear probing"""
