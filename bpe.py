@@ -952,6 +952,10 @@ class Tokenizer:
         """The bytes of ids that follow other tokens. Here these are the same bytes."""
         return self.decode(ids)
 
+    def byte_token(self, byte):
+        """The id of the token that is this byte, or None"""
+        return self.vocab.index(byte) if byte in self.vocab else None
+
     def hash(self):
         """SHA-256 in hex of the content of a tokenizer. It is the same for all file formats."""
         form = [list(self._ids), self._lines, list(self.specials)]
@@ -992,7 +996,11 @@ class Tokenizer:
     @classmethod
     def from_json(cls, text):
         """Tokenizer from a tokenizer.json. Errors may be of any kind: call it in `reading`."""
-        root = json.loads(text)
+        return cls.from_root(json.loads(text))
+
+    @classmethod
+    def from_root(cls, root):
+        """Tokenizer from the content of a tokenizer.json"""
         if is_of_parts(root):
             try:
                 from nanoeuler_parts.tokenizers.families import tokenizer_of

@@ -3573,9 +3573,10 @@ def chat_ids(template, messages, state, tokenizer, sampled=None):
             else:
                 text += part
                 continue
-            ids += [*tokenizer.encode(text).tolist(), *new]
+            encode = tokenizer.encode_after if ids else tokenizer.encode
+            ids += [*encode(text).tolist(), *new]
             text = ""
-    ids += tokenizer.encode(text).tolist()
+    ids += (tokenizer.encode_after if ids else tokenizer.encode)(text).tolist()
     need(ids, f"the model's chat template turns the messages into an empty text; {OTHER_TEMPLATE}")
     return ids
 
@@ -3651,8 +3652,11 @@ class Speaker:
         """The ids that the decoder has to read before it answers this question: for a chat model,
         see `ids_to_answer`; for a base model, those of the question"""
         if not self.answers:
-            unread = self.last.pending if self.last else []      # the last token sampled, not read
-            return [*unread, *self.ids_of(question)]
+            if not self.last:
+                return self.ids_of(question)
+            ids = self.tokenizer.encode_after(question).tolist()
+            need(ids, NO_TOKEN)
+            return [*self.last.pending, *ids]    # the last token sampled is not read yet
         return self.ids_to_answer([*self.said, ("user", question)])
 
     def ids_to_regenerate(self):
@@ -3747,7 +3751,7 @@ class Speaker:
     def ids_of(self, prompt):
         """The ids of a prompt without the conversation: a text, or messages as in `messages_in`"""
         if isinstance(prompt, str) and not self.answers:
-            ids = self.tokenizer.encode(prompt)
+            ids = self.tokenizer.encode_whole(prompt)
         else:
             need(self.answers, "expected a text, got messages: a base model continues a text; use "
                  "a chat model")
@@ -3812,7 +3816,7 @@ class Speaker:
         An answer with a special token is not kept: its text is encoded again, and there the name of
         the special token becomes ordinary tokens."""
         special = set(sampled) & set(self.tokenizer.specials.values())
-        whole = self.tokenizer.decode(sampled).decode("utf-8", "replace") == answer
+        whole = self.tokenizer.spell(sampled).decode("utf-8", "replace") == answer
         if answer and whole and not special:             # Ctrl-C may end it within a character
             self.sampled[answer] = sampled
 
@@ -4579,7 +4583,7 @@ class Run(TrainingLoop):
 
     def sample_text(self, n):
         """Up to n tokens of text, sampled after a line end as the only prompt"""
-        return self.continuation(n, self.tokenizer.encode("\n"))
+        return self.continuation(n, self.tokenizer.encode_whole("\n"))
 
     def record(self, **values):
         line = json.dumps(values).encode() + b"\n"
@@ -5399,7 +5403,7 @@ if not nanoeuler_parts:
 
         def encode(self, tokenizer, end, cuts, seed):
             need(not cuts, "--cuts needs the folder nanoeuler_parts beside nanoeuler.py")
-            self.train, val = map(tokenizer.encode, self.parts)
+            self.train, val = tokenizer.encode_whole(self.parts[0]), tokenizer.encode(self.parts[1])
             self.tail = np.append(self.train[-1:], val)
 
     def files_in(name):

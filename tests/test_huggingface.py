@@ -319,7 +319,9 @@ DAMAGED = {
         type="Whitespace")),
     "a token before every text, by template": lambda f: change(
         f / "tokenizer.json", post_processor=dict(type="TemplateProcessing")),
-    "a token before every text": lambda f: change(f / "tokenizer_config.json", add_bos_token=True),
+    "a token after every text": lambda f: change(f / "tokenizer_config.json", add_eos_token=True),
+    "an ordinary token before every text": lambda f: change(
+        f / "tokenizer_config.json", add_bos_token=True, bos_token="e"),
     "a template that is a list": lambda f: change(f / "tokenizer_config.json", chat_template=[1]),
 }
 

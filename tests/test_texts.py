@@ -160,8 +160,9 @@ def test_a_damaged_token_file_is_made_again(damage, large, capsys):
 @pytest.mark.parametrize("V, dtype", [(1 << 16, np.uint16), ((1 << 16) + 1, np.int32)])
 def test_a_token_file_has_room_for_the_last_id(V, dtype, large):
     path, parts, _, digest = large
-    tokenizer = SimpleNamespace(vocab_size=V, hash=lambda: "x", encode=lambda text: np.full(
-        len(text), V - 1, np.int32))
+    tokenizer = SimpleNamespace(
+        vocab_size=V, begins=(), hash=lambda: "x",
+        encode=lambda text: np.full(len(text), V - 1, np.int32))
     for _ in range(2):                       # written, then read
         for ids in tokenize(path, parts, tokenizer, digest):
             assert ids.dtype == dtype and len(ids) and (ids == V - 1).all()

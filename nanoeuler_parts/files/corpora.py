@@ -267,10 +267,17 @@ def marker_of(tokenizer, end):
     """The id of the byte END, which becomes `end`, the id of the end token"""
     need(end >= 0, "the model's tokenizer has no end token to separate documents; name a single "
          "text with --data")
-    ids = tokenizer.encode(END)
-    need(len(ids) == 1, "the model's tokenizer has no token for the byte 0xFF, which separates "
+    token = tokenizer.byte_token(END)
+    need(token is not None, "the model's tokenizer has no token for the byte 0xFF, which separates "
          "documents here; name a single text with --data")
-    return int(ids[0])
+    return token
+
+def with_begins(ids, end, begins, first):
+    """The ids with `begins` before each document: after each `end`, and at the beginning of the
+    first chunk"""
+    at = np.flatnonzero(ids == end) + 1
+    at = np.insert(at, 0, 0) if first else at
+    return np.insert(ids, np.repeat(at, len(begins)), np.tile(begins, len(at)))
 
 class Corpus:
     """The documents of these names: files, folders and patterns.  field: of the documents in JSON
@@ -353,7 +360,7 @@ class Corpus:
             rng = np.random.default_rng([seed, i])
             ids = encode_cut(tokenizer, chunk, 0 if held else cuts, rng)
             ids[ids == marker] = end
-            return ids
+            return with_begins(ids, end, tokenizer.begins, i == 0)
 
         if self.n <= LARGE:
             ids, count = [], dict.fromkeys(COUNTS, 0)

@@ -65,15 +65,17 @@ def excerpt(text, pieces=256):
     parts = [bytes(text[i:i + n]) for i in starts]
     return b"".join(x[x.find(b"\n") + 1:x.rfind(b"\n") + 1] or x for x in parts)
 
-def encode_cut(tokenizer, text, share, rng):
+def encode_cut(tokenizer, text, share, rng, follows=False):
     """Token ids of a text, bytes, with random cuts; a token must begin at each cut.
     A cut separates a word from its space.  `share` is the fraction of words that are cut there;
     before other characters, cuts are a fifth as frequent.  The model thus sees each word in several
     tokenizations, also in that of the beginning of a line (subword regularization; Kudo 2018).
     A zero byte is inserted at each cut, because no merge contains one.  The ids of the inserted
-    bytes are then removed; zero bytes of the text itself keep their ids."""
+    bytes are then removed; zero bytes of the text itself keep their ids.
+    follows: whether the text follows other tokens"""
+    encode = tokenizer.encode_after if follows else tokenizer.encode
     if not share:
-        return tokenizer.encode(text)
+        return encode(text)
     x = np.frombuffer(text, np.uint8)
     at = rng.integers(len(x), size=rng.binomial(len(x), share))      # each word has one place
     after_blank = x[at - 1] == 32                                    # that is right after a blank
@@ -81,19 +83,20 @@ def encode_cut(tokenizer, text, share, rng):
     at = at[begins_character & (after_blank | (rng.random(len(at)) < 0.2))]
     at = np.unique(at)
     cut = np.insert(x, at, 0)
-    ids = tokenizer.encode(cut.tobytes())
-    zeros = np.flatnonzero(np.isin(ids, tokenizer.encode(b"\0")))
+    ids = encode(cut.tobytes())
+    zeros = np.flatnonzero(ids == tokenizer.byte_token(b"\0"))
     inserted = np.insert(np.zeros(len(x), bool), at, True)[cut == 0]
     if len(zeros) != len(inserted):          # a third-party merge contains a zero byte: no cuts
-        return tokenizer.encode(text)
+        return encode(text)
     return np.delete(ids, zeros[inserted])
 
-def encode_large(tokenizer, text, share, rng, dtype, folder):
-    """Token ids of a text, by `encode_cut`, memory-mapped from a temporary file without a name.
-    At most about TEXT_AT_ONCE bytes are encoded at once, so neither the whole text nor all ids need
-    to fit into memory."""
+def encode_large(tokenizer, text, share, rng, dtype, folder, begins):
+    """`begins` and the token ids of a text, by `encode_cut`, memory-mapped from a temporary file
+    without a name.  At most about TEXT_AT_ONCE bytes are encoded at once, so neither the whole text
+    nor all ids need to fit into memory."""
     with tempfile.TemporaryFile(dir=folder) as f:
-        start = n = 0
+        f.write(np.array(begins, dtype))
+        start, n = 0, len(begins)
         while start < len(text):
             end = bpe.next_cut(text, min(start + TEXT_AT_ONCE, len(text)))
             ids = encode_cut(tokenizer, text[start:end], share, rng)
@@ -114,11 +117,12 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
     def encoded():
         rng = np.random.default_rng(seed)
         if len(train) <= TEXT_AT_ONCE:
-            return encode_cut(tokenizer, train, cuts, rng), tokenizer.encode(val)
+            ids = encode_cut(tokenizer, train, cuts, rng)
+            return np.append(np.array(tokenizer.begins, ids.dtype), ids), tokenizer.encode(val)
         folder = os.path.dirname(os.path.abspath(path))
         with reading(folder, remedy):
-            return [encode_large(tokenizer, text, share, rng, dtype, folder)
-                    for text, share in ((train, cuts), (val, 0.0))]
+            return [encode_large(tokenizer, text, share, rng, dtype, folder, begins)
+                    for text, share, begins in ((train, cuts, tokenizer.begins), (val, 0.0, ()))]
 
     if len(train) + len(val) <= LARGE:
         return encoded()

@@ -1,19 +1,15 @@
 """Writes and reads GGUF files, the format of llama.cpp, for the verbs `export` and `import`.  The
 package gguf implements the format."""
-import json
 import math
 from dataclasses import fields
 
 import numpy as np
 
-import bpe
 from bpe import need
 from nanoeuler import ALPACA, Config, llama_tensors, named
 from nanoeuler_parts.files.safetensors import cut_short, note_large
 from nanoeuler_parts.interchange.llama import Found, LLAMA, llama_config, need_regular
-
-# Tokenizer.digits -> tokenizer.ggml.pre, which names the pre-tokenizer for llama.cpp
-PRE = {False: "gpt-2", True: "smollm"}
+from nanoeuler_parts.interchange.tokenizers import gguf_of_tokenizer, tokenizer_of_gguf
 
 def gguf_names(cfg):
     """{name of a tensor in a checkpoint: its name in GGUF}, without the auxiliary heads, for which
@@ -54,11 +50,7 @@ def llama_of_gguf(path):
     meta = {key: x.contents() for key, x in file.fields.items()}
     words = {key.removeprefix("tokenizer.ggml."): value for key, value in meta.items()}
     need(sum(t.n_bytes for t in file.tensors) <= len(file.data), "its tensors overlap")
-    tokens, pre = words.get("tokens"), words.get("pre")
-    known = list(PRE.values())
-    need(words.get("model") == "gpt2" and pre in known and not words.get("add_bos_token"),
-         f"expected the tokenizer gpt2, pre-tokenizer {' or '.join(known)}, add_bos_token False; "
-         f"found {words.get('model')}, {pre}, {bool(words.get('add_bos_token'))}")
+    tokens, tokenizer = words.get("tokens"), tokenizer_of_gguf(words)
     scaling = meta.get("llama.rope.scaling.type")
     if scaling in (None, "none"):
         scaling = "default"
@@ -81,24 +73,18 @@ def llama_of_gguf(path):
     def special(key):
         return "" if words.get(key) is None else tokens[words[key]]
 
-    tokenizer = bpe.Tokenizer({token: k for k, token in enumerate(tokens)},
-                              words.get("merges") or (), digits=pre == PRE[True])
     return Found(cfg, tokenizer, shapes, read, meta.get("tokenizer.chat_template", ""),
                  special("bos_token_id"), special("eos_token_id"))
 
 def gguf_meta(c):
     """The metadata of a Checkpoint's GGUF file.  A value's Python type decides its GGUF type."""
     cfg, s, specials = c.cfg, c.state, c.tokenizer.specials
-    model = json.loads(c.tokenizer.to_json())["model"]
     type_of = {f.name: f.type for f in fields(Config)}   # a float field stays a float, even 10000
     end = specials.get(s.eos, 0)
     return {**{key: type_of[name](getattr(cfg, name)) for name, _, key in LLAMA if key},
             "general.name": "NanoEuler", "llama.attention.value_length": cfg.head_dim,
             "llama.rope.dimension_count": cfg.head_dim,
-            "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": PRE[c.tokenizer.digits],
-            "tokenizer.ggml.tokens": list(model["vocab"]),
-            "tokenizer.ggml.token_type": [3 if t in specials else 1 for t in model["vocab"]],
-            "tokenizer.ggml.merges": model["merges"], "tokenizer.ggml.add_bos_token": False,
+            **gguf_of_tokenizer(c.tokenizer),
             "tokenizer.ggml.bos_token_id": specials.get(s.bos, end),
             "tokenizer.ggml.eos_token_id": end,
             "tokenizer.chat_template": (s.template or ALPACA) if s.kind == "chat" else ""}

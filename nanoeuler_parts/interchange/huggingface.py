@@ -5,7 +5,6 @@ import os
 import pathlib
 import re
 
-import bpe
 from bpe import need, reading, UserError
 from nanoeuler import ALPACA, from_bf16, named, refuse_overwrite, Sampling
 from nanoeuler_parts.files.safetensors import AGAIN, map_tensors, write_tensors
@@ -13,13 +12,16 @@ from nanoeuler_parts.files.writing import replacing
 from nanoeuler_parts.interchange.llama import (
     Found, json_of, LLAMA, llama_config, need_llama, need_regular, REMEDY,
 )
+from nanoeuler_parts.interchange.tokenizers import tokenizer_of_folder
 
 WEIGHTS_OF_LLAMA = "model.safetensors", "mtp.safetensors"
-FILES_OF_LLAMA = "config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"
+FILES_OF_LLAMA = ("config.json", "tokenizer_config.json", "tokenizer.json", "tokenizer.model",
+                  "chat_template.jinja")
 
 def llama_of_folder(folder):
     """The model of a Hugging Face directory, as a `Found`.  It reads config.json, safetensors,
-    tokenizer.json, tokenizer_config.json and, if there is one, chat_template.jinja."""
+    tokenizer.json or tokenizer.model, tokenizer_config.json and, if there is one,
+    chat_template.jinja."""
     at = pathlib.Path(folder)
     for name in FILES_OF_LLAMA:
         with reading(at / name, "name another directory"):
@@ -30,8 +32,6 @@ def llama_of_folder(folder):
         with reading(shard, AGAIN):
             tensors |= map_tensors(shard)[1]
     config, words = (json_of(at / name) for name in FILES_OF_LLAMA[:2])
-    need(not words.get("add_bos_token"), "its tokenizer adds a BOS token to every text "
-         "(add_bos_token), expected none")
     template = words.get("chat_template") or ""
     if (own := at / "chat_template.jinja").exists():
         template = own.read_text(encoding="utf-8")
@@ -45,8 +45,8 @@ def llama_of_folder(folder):
         need(x.dtype.kind != "i", f"{name} is {x.dtype}, expected a floating-point type")
         return from_bf16(x)
 
-    return Found(llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors)),
-                 bpe.Tokenizer.load(at / "tokenizer.json"),
+    cfg = llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors))
+    return Found(cfg, tokenizer_of_folder(at, words, cfg.vocab_size),
                  {name: x.shape for name, x in tensors.items()}, read,
                  template, special("bos_token"), special("eos_token"))
 

@@ -23,7 +23,7 @@ def import_llama(source, out, force):
         source = folder_of_hub(source)
     for path in pathlib.Path(source).glob("*") if os.path.isdir(source) else ():
         need_another(out, path)
-    with reading(source, "give a Llama with a byte-level BPE tokenizer: a GGUF file, or a "
+    with reading(source, "give a Llama with a BPE tokenizer: a GGUF file, or a "
                          "directory with config.json, safetensors, tokenizer.json and "
                          "tokenizer_config.json"):
         os.stat(source)                      # report a missing file before a missing package

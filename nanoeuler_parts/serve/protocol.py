@@ -373,7 +373,7 @@ class Reader:
         need_client(gone)
         if isinstance(prompt, str):
             self.need_room(len(prompt), "prompt")
-            ids = self.speaker.tokenizer.encode(prompt).tolist()
+            ids = self.speaker.tokenizer.encode_whole(prompt).tolist()
         else:
             refuse_unless(isinstance(prompt, list) and all(type(x) is int for x in prompt), wrong,
                           "prompt")
@@ -483,7 +483,7 @@ class Reader:
         except ne.UserError as e:
             raise Refusal(400, str(e), "messages") from None
         for _, beginning in messages[len(asked):]:
-            ids += s.tokenizer.encode(beginning).tolist()
+            ids += s.tokenizer.encode_after(beginning).tolist()
         return ids
 
 

@@ -128,7 +128,7 @@ def pattern_of(cutting):
     behavior = split.get("behavior"), split.get("invert", False)
     pattern = split["pattern"].get("Regex", "")
     need(pattern in PATTERNS, f"expected the pattern of GPT-2, Llama 3, Qwen2 or GPT-4o, found "
-         f"{pattern or split['pattern']!r:.60}")
+         f"{str(pattern or split['pattern']):.60}")
     need(behavior in (("Isolated", False), ("Removed", True)) and words.get("type") == "ByteLevel"
          and not words.get("use_regex", True) and not words.get("add_prefix_space", True),
          f"expected the pattern Isolated and then ByteLevel without a prefix space and without a "

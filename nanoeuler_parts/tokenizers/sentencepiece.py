@@ -80,6 +80,16 @@ def first_ids(out, m, text, i, j, classes, char_id, byte_id, unknown):
         i += n
     return n_ids
 
+@bpe.jit(**INLINE)
+def fused(out, start, end, unknown):
+    """Makes each run of unknown tokens in out[start:end] one token; returns where the ids end."""
+    m = start
+    for k in range(start, end):
+        if k == start or out[k] != unknown or out[k - 1] != unknown:
+            out[m] = out[k]
+            m += 1
+    return m
+
 @bpe.jit(**JIT)
 def encode_range(out, text, start, end, classes, each_blank, char_id, byte_id, unknown, fuses,
                  table, mix, made):
@@ -108,12 +118,9 @@ def encode_range(out, text, start, end, classes, each_blank, char_id, byte_id, u
                 seen[row, bpe.END] = j
                 seen[row, bpe.VALUE] = m << 8 | n
                 used += 1
-        # A character without a token is alone, so it is a word.
-        if fuses and n == 1 and out[m] == unknown and m > start and out[m - 1] == unknown:
-            n = 0
         i = j
         m += n
-    return m
+    return fused(out, start, m, unknown) if fuses else m
 
 # ==== The tokenizer ====
 # Where a text gets a blank before it
@@ -151,6 +158,10 @@ class PieceTokenizer(bpe.Tokenizer):
         made = [left + right for left, right in self._pairs]
         self.unknown = model.get("unk_token")
         self.fuses = bool(model.get("fuse_unk"))
+        # ignore_merges: a text that is a token needs no merges
+        self.whole = {name.encode(): k for name, k in model["vocab"].items()
+                      } if model.get("ignore_merges") else {}
+        need(not (self.whole and each_blank), "expected ignore_merges without splits at blanks")
         bytes_of = {name: int(found[1], 16) for name in model["vocab"]
                     if (found := BYTE.fullmatch(name))} if model.get("byte_fallback") else {}
         self.vocab = [bytes([bytes_of[name]]) if name in bytes_of else
@@ -165,6 +176,8 @@ class PieceTokenizer(bpe.Tokenizer):
             if len(name) == 1:
                 self._char_id[ord(name)] = id_of[name]
         self._char_id[BLANK] = self._char_id[ord(BAR)]
+        need(self.unknown is not None or (self._byte_id >= 0).all(),
+             "expected an unk_token, or byte_fallback with 256 tokens")
         self._unknown = -1 if self.unknown is None else id_of[self.unknown]
         self._classes = np.where(bpe.CLASSES == INVALID, np.uint8(INVALID), np.uint8(ALONE))
         self._classes[[ord(c) for c in {*"".join(made)}]] = ORDINARY
@@ -207,6 +220,8 @@ class PieceTokenizer(bpe.Tokenizer):
 
     def encode_part(self, text):
         """Ids of bytes without symbols"""
+        if self.whole and (k := self.whole.get(text.replace(b" ", BARS))) is not None:
+            return np.array([k], np.int32)
         text = bpe.as_array(text)
         ids = np.empty(len(text), np.int32)
 
@@ -226,16 +241,21 @@ class PieceTokenizer(bpe.Tokenizer):
         """The bytes of ids that follow other tokens"""
         return super().decode(ids)
 
+    def is_byte(self, k):
+        """Whether token k is a byte, for characters without a token"""
+        return k in self._byte_id
+
     def hash(self):
         """SHA-256 in hex of the content of a tokenizer"""
         return bpe.sha256_of([list(self._ids), self._pairs, list(self.specials),
                               list(self.symbols), self.begins, self.prefix, self.each_blank,
-                              self.unknown, self.fuses, (self._byte_id >= 0).tolist()])
+                              self.unknown, self.fuses, bool(self.whole),
+                              (self._byte_id >= 0).tolist()])
 
     def model(self):
         """The block `model` of a tokenizer.json"""
         return dict(type="BPE", unk_token=self.unknown, fuse_unk=self.fuses,
-                    byte_fallback=bool((self._byte_id >= 0).any()), ignore_merges=False,
+                    byte_fallback=bool((self._byte_id >= 0).any()), ignore_merges=bool(self.whole),
                     vocab=self._ids, merges=self._pairs)
 
     def to_json(self):
@@ -292,7 +312,8 @@ def blanks_of(normalizer, cutting):
 def piece_tokenizer(root):
     """The PieceTokenizer of a tokenizer.json"""
     prefix, each_blank = blanks_of(root.get("normalizer"), root.get("pre_tokenizer"))
-    bpe.check_model({**root, "normalizer": None}, {**root["model"], "unk_token": None})
+    checked = {**root["model"], "unk_token": None, "ignore_merges": False}
+    bpe.check_model({**root, "normalizer": None}, checked)
     return PieceTokenizer(root, ONCE if root.get("prefix") == ONCE else prefix, each_blank)
 
 # ==== tokenizer.model ====
@@ -364,7 +385,9 @@ def pieces_of_model(data):
     for number, value in fields_of(data):
         if number == 1:
             piece = dict(fields_of(value))
-            score, = struct.unpack("<f", piece.get(2, bytes(4)))
+            of_score = piece.get(2, bytes(4))
+            need(len(of_score) == 4, "a score is not a float")
+            score, = struct.unpack("<f", of_score)
             pieces.append((piece[1].decode(), score, piece.get(3, NORMAL)))
         elif number == 2:
             trainer = dict(fields_of(value))

@@ -90,7 +90,7 @@ def read_texts(names, options, tokenizer, end):
     end: id of the token that ends a document"""
     texts = []
     for domain, text, mark in texts_to_measure(names, options.field, options.newlines):
-        tokens, n_bytes = tokenizer.encode(text), len(text)
+        tokens, n_bytes = tokenizer.encode_whole(text), len(text)
         if mark:
             n_bytes -= text.count(mark)
             tokens[tokens == marker_of(tokenizer, end)] = end
@@ -99,7 +99,8 @@ def read_texts(names, options, tokenizer, end):
             continue
         need(n, f"{domain}: expected 2 tokens or more, as the first one has no prediction, found "
              f"{np.count_nonzero(tokens != end)}; name a longer text with --data")
-        n_bytes -= len(tokenizer.vocab[tokens[0]])
+        if not tokenizer.begins:             # else the first token is not of the text
+            n_bytes -= len(tokenizer.vocab[tokens[0]])
         texts.append(Text(domain, tokens, n, n_bytes, hashlib.sha256(text).hexdigest()))
     need(texts or not names, f"{', '.join(names)}: expected a text of 2 tokens or more, found "
          f"none; name others with --data")
@@ -263,8 +264,8 @@ def choice_ids(tokenizer, prompt, choice, first):
         need(first is not None, "the prompt is empty, and the model has no token that begins or "
              "ends a text; add a prompt")
         return [first], tokenizer.encode(text).tolist()
-    ids = tokenizer.encode(context).tolist()
-    return ids, tokenizer.encode(text).tolist()[len(ids):]
+    ids = tokenizer.encode_whole(context).tolist()
+    return ids, tokenizer.encode_whole(text).tolist()[len(ids):]
 
 def choice_rows(questions, c):
     """[(ids, n)] of all choices of all questions: the last n ids are those of the choice.  A row

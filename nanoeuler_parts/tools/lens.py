@@ -59,7 +59,7 @@ def lens(prompt, file=None):
     file = model_to_use(file, AFTER_PROMPT)
     prompt = prompt_text(prompt)
     c = read_checkpoint(file, moments=False)
-    tokens = c.tokenizer.encode(prompt)
+    tokens = c.tokenizer.encode_whole(prompt)
     need(len(tokens), "the prompt is empty; give at least one character")
     if c.state.kind == "chat":
         print_template_note(c.state.template)

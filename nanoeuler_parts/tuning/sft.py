@@ -191,8 +191,8 @@ class SftRun(Run):
     def rows_of(self, example, tokenizer, cuts=0.0):
         """[asked, answered, asked, ...] for each of the R responses, as arrays of ids.  An answer
         includes the token that ends it.  cuts: the share for `encode_cut`"""
-        def encode(text):
-            return encode_cut(tokenizer, text.encode(), cuts, self.cut_rng)
+        def encode(text, follows=True):
+            return encode_cut(tokenizer, text.encode(), cuts, self.cut_rng, follows)
 
         asked = asked_in(example)
         answers = [answered_in(example, key) for key in self.answers]
@@ -209,7 +209,7 @@ class SftRun(Run):
              f"holds one question and one answer; {remedy}")
         if systems:
             example = {"instruction": alpaca_instruction(asked), "input": ""}
-        prompt = encode(prompt_of(example))
+        prompt = encode(prompt_of(example), follows=False)
         end = np.int32(tokenizer.specials[self.state.eos])
         return [(prompt, np.append(encode(text), end)) for [(_, text)] in answers]
 

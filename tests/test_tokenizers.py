@@ -1,0 +1,488 @@
+"""Tokenizers of other families: ids as in Hugging Face `tokenizers`, files in and out."""
+import copy
+import functools
+import json
+import random
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tokenizers
+from helpers import ROOT, TINY, refused, run
+from models import as_folder, change, package, write
+from texts import TORTURE, torture
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+import bpe
+import nanoeuler as ne
+from nanoeuler_parts.files.corpora import Corpus
+from nanoeuler_parts.interchange.tokenizers import gguf_of_tokenizer, tokenizer_of_gguf
+from nanoeuler_parts.tokenizers.bytelevel import nfc
+from nanoeuler_parts.tokenizers.families import tokenizer_of, tokenizer_of_model
+from nanoeuler_parts.tokenizers.sentencepiece import merges_of
+from nanoeuler_parts.tokenizers.words import PATTERNS
+
+pytestmark = pytest.mark.interop
+LLAMA3, QWEN2, GPT4O, TEKKEN = PATTERNS
+SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+SYMBOLS = ["<think>", "<think>!", "[tool]"]
+PROSE = (ROOT / "data" / "shakespeare.txt").read_text("utf-8")[:60_000]
+CODE = ("fooBar HTTPServer x_1 = 12345 // a/b\r\n\r\n\tif (x) {\n    I'M y'all've 'SURE'\n}  \n\n"
+        " \u017f'\u017f")
+
+
+def byte_level(pattern, normal=False, begins=False, whole=False):
+    """A peer of 700 tokens with the settings of such a tokenizer"""
+    peer = tokenizers.Tokenizer(models.BPE(ignore_merges=whole))
+    peer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    peer.decoder = decoders.ByteLevel()
+    if normal:
+        peer.normalizer = normalizers.NFC()
+    peer.train_from_iterator([PROSE, CODE * 20, TORTURE[:20_000]], trainers.BpeTrainer(
+        vocab_size=700, special_tokens=SPECIALS, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    peer.add_tokens([tokenizers.AddedToken(name, normalized=False) for name in SYMBOLS])
+    if begins:
+        peer.post_processor = processors.TemplateProcessing(
+            "<s> $A", special_tokens=[("<s>", peer.token_to_id("<s>"))])
+    return peer
+
+
+@functools.cache
+def trained_pieces():
+    """{name: id} and merges of a SentencePiece vocabulary: control tokens, bytes, characters"""
+    peer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    peer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    of_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
+    peer.train_from_iterator(PROSE.splitlines() + ["日本語 テキスト"] * 3, trainers.BpeTrainer(
+        vocab_size=900, special_tokens=["<unk>", "<s>", "</s>", *of_bytes], show_progress=False))
+    model = json.loads(peer.to_str())["model"]
+    ids = dict(sorted(model["vocab"].items(), key=lambda item: item[1]))
+    return ids, model["merges"]                       # callers copy what they change
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+PREPEND = {"type": "Prepend", "prepend": "\u2581"}
+STRIPS = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
+
+
+def metaspace(scheme, split=False):
+    return dict(pre_tokenizer=dict(type="Metaspace", replacement="\u2581", prepend_scheme=scheme,
+                                   split=split), normalizer=None)
+
+
+BLANKS = {
+    "Llama 2": dict(normalizer={"type": "Sequence", "normalizers": [PREPEND, REPLACE]}),
+    "Gemma": dict(normalizer=REPLACE, strips=[], pre_tokenizer={
+        "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
+        "invert": False}),
+    "Mistral": metaspace("first"), "always": metaspace("always"), "split": metaspace("first", True),
+    "never": dict(metaspace("never"), strips=[])}
+
+
+def pieces(blanks, fallback=True, symbols=(), begins=True, **model):
+    """A tokenizer.json of SentencePiece"""
+    ids, merges = trained_pieces()
+    settings = {"pre_tokenizer": None, "strips": STRIPS, **copy.deepcopy(BLANKS[blanks])}
+    steps = [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+             {"type": "ByteFallback"}, {"type": "Fuse"}, *settings.pop("strips")]
+    symbols = {name: len(ids) + k for k, name in enumerate(symbols)}
+    added = bpe.added_tokens({name: ids[name] for name in ("<unk>", "<s>", "</s>")})
+    template = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    return {"version": "1.0", **settings, "added_tokens": added + bpe.added_tokens(symbols, False),
+            "post_processor": json.loads(template.__getstate__()) if begins else None,
+            "decoder": {"type": "Sequence", "decoders": steps},
+            "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "vocab": {**ids},
+                      "byte_fallback": fallback, "merges": [*merges], **model}}
+
+
+def peer_of(text):
+    peer = tokenizers.Tokenizer.from_str(text)
+    peer.encode_special_tokens = True
+    return peer
+
+
+def strings(n=300):
+    rnd = random.Random(1)
+    listed = ["", " ", "  ", "\n", " a", "  a", "a ", "\u2581", "\u2581a", " \u2581 a", "a\u2581b",
+              CODE, TORTURE, PROSE[:5000], "日本語 テキスト\U0001f600",
+              "e\u0301 \u1100\u1161\u11a8"]
+    return listed + [torture(12, k) + rnd.choice(["", *SYMBOLS, *SPECIALS, "  "]) + torture(4, -k)
+                     for k in range(n)]
+
+
+def same_ids(ours, peer):
+    texts = strings()
+    for text, theirs in zip(texts, peer.encode_batch(texts)):
+        assert ours.encode_whole(text).tolist() == theirs.ids, text
+        assert ours.encode_whole(text.encode()).tolist() == theirs.ids, text
+
+
+def same_everywhere(ours, peer):
+    """Ids, those of our file, in `tokenizers` and here again"""
+    same_ids(ours, peer)
+    text = ours.to_json()
+    same_ids(ours, peer_of(text))
+    again = bpe.Tokenizer.from_json(text)
+    assert again.hash() == ours.hash() and again.begins == ours.begins
+    assert again.vocab == ours.vocab and again.specials == ours.specials
+    same_ids(again, peer)
+
+
+# ---- patterns
+@pytest.mark.parametrize("pattern, settings", [
+    (LLAMA3, dict(begins=True, whole=True)), (QWEN2, dict(normal=True)), (GPT4O, {}), (TEKKEN, {})],
+    ids=["Llama 3", "Qwen2", "GPT-4o", "Tekken"])
+def test_ids_after_other_patterns(pattern, settings):
+    peer = byte_level(pattern, **settings)
+    ours = bpe.Tokenizer.from_json(peer.to_str())
+    peer.encode_special_tokens = True
+    same_everywhere(ours, peer)
+    assert len(ours.begins) == bool(settings.get("begins")) and set(ours.specials) == {*SPECIALS}
+    assert set(ours.symbols) == {*SYMBOLS}
+    if not settings.get("normal"):
+        assert ours.decode(ours.encode(TORTURE)) == TORTURE.encode()
+    odd = b"a\xff \xc3 b\xe2\x80  \xf5'S"
+    assert ours.decode(ours.encode(odd)) == odd
+
+
+def test_a_word_that_is_a_token_needs_no_merges():
+    """Llama 3 has tokens that no merge makes."""
+    root = json.loads(byte_level(LLAMA3, whole=True).to_str())
+    root["model"]["vocab"]["Ġqqq"] = len(root["model"]["vocab"])
+    for token in root["added_tokens"][len(SPECIALS):]:
+        token["id"] += 1
+    ours = tokenizer_of(root)
+    assert ours.encode(" qqq").tolist() == [root["model"]["vocab"]["Ġqqq"]] and len(
+        ours.encode(" qqqq")) > 1
+    same_everywhere(ours, peer_of(json.dumps(root)))
+    root["model"]["ignore_merges"] = False
+    with pytest.raises(bpe.UserError, match="no merge makes the token"):
+        tokenizer_of(root)
+
+
+def test_the_removed_pattern_is_the_isolated_one():
+    """As some files of GPT-4o write it: its matches cover the text."""
+    root = json.loads(byte_level(GPT4O).to_str())
+    root["pre_tokenizer"]["pretokenizers"][0].update(behavior="Removed", invert=True)
+    same_ids(tokenizer_of(root), peer_of(json.dumps(root)))
+
+
+def test_code_points_have_the_classes_of_tokenizers():
+    """Between letters, digits, blanks and punctuation, where they may begin, end or be a word."""
+    points = [chr(c) for c in [*range(0x3100), *range(0xA000, 0x20000, 41), *range(0xE0000, 0xE0200)]
+              if not 0xD800 <= c < 0xE000]
+    for pattern in PATTERNS:
+        root = json.loads(byte_level(pattern).to_str())
+        root["added_tokens"] = root["added_tokens"][:len(SPECIALS)]
+        ours, peer = tokenizer_of(root), peer_of(json.dumps(root))
+        text = "\n".join(f"aA{c}bB {c} .{c}1'{c}s" for c in points)
+        assert ours.encode(text).tolist() == peer.encode(text).ids
+
+
+def test_nfc_is_that_of_tokenizers():
+    """Also of code points that its version of Unicode does not know, before and after marks"""
+    peer = normalizers.NFC()
+    for c in map(chr, [*range(0x300, 0x3100), *range(0xA800, 0xABFF), *range(0x10A00, 0x12000),
+                       *range(0x16000, 0x17000), *range(0x1D000, 0x1E900)]):
+        for text in (f"a{c}\u0334", f"a\u0301{c}\u0345", f"a\u0345{c}", f"{c}\u0307\u0301"):
+            assert nfc(text.encode()).decode() == peer.normalize_str(text), ascii(text)
+    assert nfc(b"e\xcc\x81\xff") == b"\xc3\xa9\xff"
+
+
+# ---- SentencePiece
+@pytest.mark.parametrize("symbols", [(), SYMBOLS])
+@pytest.mark.parametrize("blanks", BLANKS)
+def test_ids_of_sentencepiece(blanks, symbols):
+    root = pieces(blanks, symbols=symbols)
+    peer = peer_of(json.dumps(root))
+    ours = bpe.Tokenizer.from_json(json.dumps(root))
+    same_everywhere(ours, peer)
+    for text in strings(50):
+        ids = [k for k in ours.encode(text) if k > 2]            # no unknown token
+        assert ours.decode(ids).decode("utf-8", "replace") == peer.decode(ids), text
+    assert ours.begins == (1,) and set(ours.symbols) == {*symbols}
+
+
+@pytest.mark.parametrize("fuses, n", [(True, 1), (False, 3)])
+def test_a_character_without_a_token_is_unknown(fuses, n):
+    root = pieces("Llama 2", fallback=False, fuse_unk=fuses)
+    ours = tokenizer_of(root)
+    same_everywhere(ours, peer_of(json.dumps(root)))
+    assert ours.encode("a\u20ac\u20ac\u20acb").tolist().count(0) == n
+    rejected({**root, "model": {**root["model"], "unk_token": None}}, "expected an unk_token")
+
+
+def test_a_word_does_not_end_within_a_token():
+    """Gemma has a token with a blank inside."""
+    root = pieces("Gemma")
+    for left, right in ("e", "\u2581"), ("e\u2581", "t"):
+        root["model"]["vocab"][left + right] = len(root["model"]["vocab"])
+        root["model"]["merges"].insert(0, [left, right])
+    ours, peer = tokenizer_of(root), peer_of(json.dumps(root))
+    same_everywhere(ours, peer)
+    assert b"e t" in [ours.vocab[k] for k in ours.encode("the the")]
+
+
+def test_any_bytes_survive_sentencepiece():
+    ours = tokenizer_of(pieces("Llama 2"))
+    odd = b"a\xff \xc3 b\xe2\x96 \xf5\x00"
+    assert ours.decode(ours.encode(odd)) == odd
+
+
+@pytest.mark.parametrize("blanks", ["Llama 2", "Mistral"])
+def test_a_text_after_a_token(blanks):
+    """In a chat template, a special token precedes it: Llama 2 writes a blank there, too."""
+    root = pieces(blanks)
+    ours, peer = tokenizer_of(root), tokenizers.Tokenizer.from_str(json.dumps(root))
+    theirs = peer.encode("to be</s>or not</s> to", add_special_tokens=False).ids
+    mine = [*ours.encode("to be"), 2, *ours.encode_after("or not"), 2, *ours.encode_after(" to")]
+    assert mine == theirs
+
+
+def test_a_long_word_is_not_quadratic():
+    ours = tokenizer_of(pieces("Llama 2"))
+    text = "thethat" * 30_000                                    # without a blank
+    assert ours.decode(ours.encode(text)) == text.encode()
+
+
+def test_parts_of_a_long_text_have_the_ids_of_the_whole(monkeypatch):
+    for root in (pieces("Llama 2"), json.loads(byte_level(GPT4O).to_str())):
+        ours, text = tokenizer_of(root), (PROSE + CODE) * 2
+        whole = ours.encode(text)
+        with monkeypatch.context() as m:
+            m.setattr(bpe, "PARALLEL", 1000)
+            m.setattr(bpe, "get_num_threads", lambda: 9)
+            assert np.array_equal(ours.encode(text), whole)
+
+
+# ---- tokenizer.model
+def field(number, value):
+    if isinstance(value, int):
+        return bytes([number << 3]) + bytes([value])
+    if isinstance(value, float):
+        return bytes([number << 3 | 5]) + struct.pack("<f", value)
+    n, size = len(value), b""
+    while n > 127:
+        size += bytes([n & 127 | 128])
+        n >>= 7
+    return bytes([number << 3 | 2]) + size + bytes([n]) + value
+
+
+def model_file(listed, trainer=field(3, 2), normalizer=field(4, 0)):
+    """A tokenizer.model of pieces [(name, score, type)]"""
+    message = b"".join(field(1, field(1, name.encode()) + field(2, score) + field(3, kind))
+                       for name, score, kind in listed)
+    return message + field(2, trainer) + field(3, normalizer)
+
+
+def listed_pieces():
+    """[(name, score, type)]: the scores count down, as sentencepiece writes them"""
+    ids, _ = trained_pieces()
+    kinds = {"<unk>": 2, "<s>": 3, "</s>": 3}
+    return [(name, 0.0 if k < 259 else float(259 - k), kinds.get(name, 6 if k < 259 else 1))
+            for name, k in ids.items()]
+
+
+def test_a_model_of_sentencepiece_is_read():
+    listed = listed_pieces()
+    ours = tokenizer_of_model(model_file(listed), ["<s>"])
+    same_everywhere(ours, peer_of(json.dumps(pieces("Llama 2", merges=merges_of(listed)))))
+    without = tokenizer_of_model(model_file(listed, normalizer=field(4, 0) + field(3, 0)))
+    assert without.encode(" to").tolist() == ours.encode("to").tolist() and not without.begins
+
+
+def test_a_symbol_of_sentencepiece_has_no_blank_after_it():
+    listed = [*listed_pieces(), ("[tool]", 0.0, 4)]
+    ours = tokenizer_of_model(model_file(listed))
+    tool, = ours.symbols.values()
+    blank = ours.encode(" ").tolist()[:1]
+    assert ours.encode("[tool]to").tolist() == [
+        *tokenizer_of(pieces("never")).encode(" ").tolist(), tool,
+        *tokenizer_of(pieces("never")).encode("to").tolist()]
+    assert bpe.Tokenizer.from_json(ours.to_json()).hash() == ours.hash() and blank
+
+
+@pytest.mark.parametrize("data, words", [
+    (b"", "no tokens"), (b"\x0a", "within a number"), (b"\xff" * 20, "10 bytes"),
+    (b"\x0a\x7fabc", "protobuf"), (b"\x0b", "protobuf"),
+    (field(1, field(1, b"a") + field(2, b"a")), "not a float"),
+    (field(1, field(1, b"\xff")), "utf-8"), (field(1, field(2, 1.0)), "1 is missing"),
+    (model_file([("a", 0.0, 1)], trainer=field(3, 1)), "model type is 1"),
+    (model_file([("a", 0.0, 1)], normalizer=b""), "normalizes"),
+    (model_file([("a", 0.0, 1)], normalizer=field(4, 0) + field(2, b"x")), "normalizes"),
+    (model_file([("a", float("nan"), 1)]), "finite"),
+    (model_file([("a", 0.0, 1)] * 2), "same name")])
+def test_a_bad_model_gives_one_line(data, words):
+    with pytest.raises(bpe.UserError, match=words), bpe.reading("tokenizer.model", "mend it"):
+        tokenizer_of_model(data)
+
+
+# ---- what is rejected
+def rejected(root, words):
+    with pytest.raises(bpe.UserError) as error, bpe.reading("tokenizer.json", "mend it"):
+        bpe.Tokenizer.from_json(json.dumps(root))
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_another_pattern_is_rejected_with_its_beginning():
+    root = json.loads(byte_level(QWEN2).to_str())
+    split = root["pre_tokenizer"]["pretokenizers"][0]
+    split["pattern"] = {"Regex": r"\p{Han}+|" + QWEN2}
+    rejected(root, r"found \p{Han}+|(?i:'s|'t")
+    split.update(pattern={"Regex": QWEN2}, behavior="Removed")
+    rejected(root, "Isolated")
+    split.update(behavior="Isolated")
+    root["normalizer"] = {"type": "NFKC"}
+    rejected(root, "NFC or none")
+    root.update(normalizer={"type": "NFC"})
+    root["added_tokens"][-1].update(normalized=True)
+    rejected(root, "has the flag normalized")
+    root["added_tokens"][-1].update(normalized=False, lstrip=True)
+    rejected(root, "has the flag lstrip")
+
+
+def test_other_blanks_are_rejected():
+    root = pieces("Llama 2")
+    rejected({**root, "normalizer": {"type": "Lowercase"}}, "GPT-2")
+    root["normalizer"]["normalizers"].append({"type": "NFKC"})
+    rejected(root, "replaces blanks")
+    rejected({**pieces("always"), "normalizer": {"type": "Prepend", "prepend": "_"}}, "replaces")
+    rejected(pieces("Llama 2", dropout=0.5), "dropout")
+    rejected(pieces("split", ignore_merges=True), "without splits")
+
+
+def test_bpe_alone_names_the_missing_folder(tmp_path):
+    (tmp_path / "bpe.py").write_bytes((ROOT / "bpe.py").read_bytes())
+    (tmp_path / "t.json").write_text(byte_level(QWEN2).to_str(), encoding="utf-8")
+    said = subprocess.run([sys.executable, "-S", "-c", "import sys; sys.path[:0] = sys.argv[1:]; "
+                           "import bpe; bpe.Tokenizer.load('t.json')", str(tmp_path),
+                           *(p for p in sys.path if "site-packages" in p)],
+                          cwd=tmp_path, capture_output=True, text=True)
+    assert "needs the folder nanoeuler_parts" in said.stderr.splitlines()[-1]
+
+
+def test_the_program_bpe_uses_the_families(tmp_path):
+    """Its errors are one line, although the tokenizer is of another module."""
+    (tmp_path / "t.json").write_text(json.dumps(pieces("Llama 2")), encoding="utf-8")
+    command = [sys.executable, ROOT / "bpe.py", "decode", "--tokenizer", "t.json"]
+    said = subprocess.run(command, cwd=tmp_path, input="99999", capture_output=True, text=True)
+    assert said.returncode == 2 and "expected token ids" in said.stderr
+    assert len(said.stderr.splitlines()) == 1
+
+
+def test_only_a_json_file_can_store_the_settings(tmp_path):
+    for root in (pieces("Llama 2"), json.loads(byte_level(QWEN2).to_str())):
+        with pytest.raises(bpe.UserError, match=r"ends in \.json"):
+            tokenizer_of(root).save(tmp_path / "folder")
+        tokenizer_of(root).save(tmp_path / "t.json")
+        assert bpe.Tokenizer.load(tmp_path / "t.json").hash() == tokenizer_of(root).hash()
+
+
+# ---- ids without a token
+def test_missing_ids_get_names_that_text_never_makes(tokenizer, tmp_path):
+    """A model of 512 rows with 500 tokens, one of them missing in the middle"""
+    root = json.loads(byte_level(QWEN2).to_str())
+    ours = tokenizer_of(root, vocab_size=720)
+    assert ours.vocab_size == 720 and ours.vocab[719] == b"<|unused_719|>"
+    assert 719 not in ours.encode("<|unused_719|>").tolist()
+    root["model"]["vocab"] |= {t["content"]: t["id"] for t in root["added_tokens"]}
+    name = root["added_tokens"].pop(-2)["content"]               # as in a file of GPT-4o
+    del root["model"]["vocab"][name]
+    gap = tokenizer_of(root)
+    assert f"<|unused_{gap.vocab_size - 2}|>" in gap.specials
+    same_everywhere(gap, peer_of(json.dumps(root)))
+
+
+# ---- files of models
+FAMILIES = {"Llama 3": lambda: byte_level(LLAMA3, begins=True, whole=True).to_str(),
+            "Qwen2": lambda: byte_level(QWEN2, normal=True).to_str(),
+            "GPT-4o": lambda: byte_level(GPT4O).to_str(),
+            "Tekken": lambda: byte_level(TEKKEN, whole=True, begins=True).to_str(),
+            "Llama 2": lambda: json.dumps(pieces("Llama 2", merges=merges_of(listed_pieces())))}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_goes_out_and_comes_back(name, tmp_path):
+    package()
+    ours = bpe.Tokenizer.from_json(FAMILIES[name]())
+    cfg = ne.replace(TINY, vocab_size=ours.vocab_size, n_mtp=1)
+    path = write(tmp_path / "a.bin", cfg, ours, bos="<s>", eos="</s>")
+    run("export", path, tmp_path / "hf", "--gguf", tmp_path / "a.gguf")
+    for source in (tmp_path / "hf", tmp_path / "a.gguf"):
+        run("import", source, tmp_path / "b.bin", "--force")
+        c = ne.read_checkpoint(str(tmp_path / "b.bin"))
+        assert c.tokenizer.vocab == ours.vocab and c.tokenizer.begins == ours.begins
+        assert c.tokenizer.specials == ours.specials and c.state.bos == "<s>"
+        for text in strings(20):
+            assert c.tokenizer.encode(text).tolist() == ours.encode(text).tolist()
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert theirs(PROSE[:2000])["input_ids"] == ours.encode_whole(PROSE[:2000]).tolist()
+
+
+def test_the_metadata_of_gguf():
+    ours = bpe.Tokenizer.from_json(FAMILIES["Llama 2"]())
+    meta = {key.removeprefix("tokenizer.ggml."): value
+            for key, value in gguf_of_tokenizer(ours).items()}
+    assert meta["model"] == "llama" and meta["add_bos_token"] is True
+    assert meta["token_type"][:4] == [2, 3, 3, 6] and meta["token_type"][-1] == 1
+    assert meta["scores"][-1] < meta["scores"][400] and meta["unknown_token_id"] == 0
+    words = {**meta, "bos_token_id": 1}
+    del words["add_bos_token"]                       # llama.cpp then adds it
+    assert tokenizer_of_gguf(words).begins == (1,)
+    with pytest.raises(bpe.UserError, match="after every text"):
+        tokenizer_of_gguf({**words, "add_eos_token": True})
+
+
+def test_a_folder_with_tokenizer_model_alone(tmp_path):
+    listed = listed_pieces()
+    ours = tokenizer_of_model(model_file(listed), ["<s>"])
+    cfg = ne.replace(TINY, vocab_size=ours.vocab_size + 9, n_mtp=1)
+    path = write(tmp_path / "a.bin", cfg, tokenizer_of_model(model_file(listed), ["<s>"],
+                                                             cfg.vocab_size))
+    run("export", path, tmp_path / "hf")
+    (tmp_path / "hf" / "tokenizer.json").unlink()
+    (tmp_path / "hf" / "tokenizer.model").write_bytes(model_file(listed))
+    run("import", tmp_path / "hf", tmp_path / "b.bin")
+    c = ne.read_checkpoint(str(tmp_path / "b.bin"))
+    assert c.tokenizer.vocab_size == cfg.vocab_size and c.tokenizer.begins == (1,)
+    assert c.tokenizer.encode(PROSE).tolist() == ours.encode(PROSE).tolist()
+
+
+def test_the_configuration_says_what_begins_a_text(tokenizer, tmp_path, capsys):
+    folder = as_folder(tmp_path, tokenizer)
+    for adds, bos, n in ((True, "</s>", 1), (True, None, 0), (False, "</s>", 0)):
+        change(folder / "tokenizer_config.json", add_bos_token=adds, bos_token=bos)
+        run("import", folder, tmp_path / "b.bin", "--force")
+        assert len(ne.read_checkpoint(str(tmp_path / "b.bin")).tokenizer.begins) == n
+    root = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    small = bpe.train(b"a b c d e f a b", 258)
+    (folder / "tokenizer.json").write_text(small.to_json(), encoding="utf-8")
+    refused(capsys, "import", folder, tmp_path / "c.bin", words=["258 tokens, but its model has"])
+    assert len(root["model"]["vocab"]) == 512
+
+
+# ---- where a text begins
+def test_what_begins_with_the_first_token(tmp_path):
+    ours = bpe.Tokenizer.from_json(FAMILIES["Llama 3"]())
+    cfg = ne.replace(TINY, vocab_size=ours.vocab_size, n_mtp=1, seq_len=64)
+    path = write(tmp_path / "a.bin", cfg, ours)
+    speaker = ne.load(str(path), tokens=4)
+    bos, = ours.begins
+    assert speaker.ids_of("to be") == [bos, *ours.encode("to be")]
+    assert speaker.ids_of("") == [bos]
+    first = speaker.ids_to_read("to be")
+    "".join(speaker.answer_pieces(first))
+    assert first[0] == bos and bos not in speaker.ids_to_read(" or")[1:]
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("to be", encoding="utf-8")
+    corpus = Corpus([str(tmp_path / "*.txt")], ["text"], "", 0.0001)
+    corpus.encode(ours, ours.specials["</s>"], 0.0, 0)
+    end = ours.specials["</s>"]
+    ids = [*corpus.train.tolist(), *corpus.tail[1:].tolist()]
+    assert ids == [bos, *ours.encode("to be"), end] * 2 + [bos]
