@@ -909,8 +909,7 @@ class Tokenizer:
         self.specials = {name: k for name, k in id_of.items() if name not in ordinary}
         self.digits = digits
         self.begins = begins
-        bad = [k for k in begins if k not in self.specials.values()]
-        need(not bad, f"a text begins with the ids {bad[:3]}, expected ids of special tokens")
+        self.check_begins()
         self._ids = id_of
         self._lines = [f"{left} {right}" for left, right in pairs]
         # arguments of `encode_range`
@@ -920,6 +919,10 @@ class Tokenizer:
         self._mix = draw_mix()
         self._table = pair_table(self.merges, self._mix)
         self._made = np.array([id_of[left + right] for left, right in pairs], np.int32)
+
+    def check_begins(self):
+        bad = [k for k in self.begins if k not in self.specials.values()]
+        need(not bad, f"a text begins with the ids {bad[:3]}, expected ids of special tokens")
 
     def encode(self, text):
         """Ids, int32, of str or bytes. It makes no special tokens: "</s>" gives about three ids."""

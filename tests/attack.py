@@ -50,6 +50,7 @@ import re
 import resource
 import shutil
 import signal
+import struct
 import sys
 import tempfile
 import time
@@ -73,6 +74,9 @@ import nanoeuler as ne
 from nanoeuler_parts.files import corpora as of_corpora
 from nanoeuler_parts.interchange.gguf import gguf_meta, write_gguf
 from nanoeuler_parts.interchange.templates import marked, render
+from nanoeuler_parts.interchange.tokenizers import gguf_of_tokenizer, SPLIT
+from nanoeuler_parts.tokenizers.families import tokenizer_of_model
+from nanoeuler_parts.tokenizers.sentencepiece import root_of_pieces
 from nanoeuler_parts.tuning.examples import read_examples, read_file
 
 LIMIT = 20                   # seconds for one input; a good one takes some milliseconds
@@ -341,7 +345,7 @@ def write_good_files():
              "examples.json": json.dumps(examples).encode(),
              "examples.jsonl": as_lines(examples), "pairs.jsonl": as_lines(pairs),
              "pairs.json": json.dumps(pairs).encode(), "log.jsonl": as_lines(log_lines()),
-             "tokenizer.json": tokenizer.to_json().encode()}
+             "tokenizer.json": tokenizer.to_json().encode(), **files_of_families(tokenizer)}
     for name, content in files.items():
         Path(name).write_bytes(content)
     tokenizer.save("gpt2")
@@ -350,6 +354,43 @@ def write_good_files():
     for name in CORPORA:
         write_corpus(Path(name), documents)
     Path("questions.jsonl").write_bytes(as_lines(questions_of(examples)))
+
+
+def message(*fields):
+    """A protobuf message of (number, value): an int, a float or bytes, all of them small"""
+    parts = []
+    for number, value in fields:
+        if isinstance(value, int):
+            parts.append(bytes([number << 3, value]))
+        elif isinstance(value, float):
+            parts.append(bytes([number << 3 | 5]) + struct.pack("<f", value))
+        else:
+            parts.append(bytes([number << 3 | 2, len(value)]) + value)
+    return b"".join(parts)
+
+
+def files_of_families(tokenizer):
+    """Tokenizers of nanoeuler_parts/tokenizers: tokenizer.json of each, and a tokenizer.model"""
+    root = json.loads(tokenizer.to_json())
+    root["added_tokens"][-1]["special"] = False
+    template = {"single": [{"SpecialToken": {"id": "</s>"}}, {"Sequence": {"id": "A"}}],
+                "special_tokens": {"</s>": {"ids": [tokenizer.specials["</s>"]]}}}
+    root["post_processor"] = {"type": "TemplateProcessing", **template}
+    root["model"]["ignore_merges"] = True
+    qwen = {**root, "pre_tokenizer": SPLIT[[*SPLIT][1]], "normalizer": {"type": "NFC"}}
+    gpt4o = {**root, "pre_tokenizer": SPLIT[[*SPLIT][2]]}
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581",
+             *"tobenr", "to", "\u2581to", "be", "\u2581be", "<x>"]
+    kinds = [2, 3, 3] + [6] * 256 + [1] * (len(names) - 260) + [4]
+    pieces = [(name, float(-k), kind) for k, (name, kind) in enumerate(zip(names, kinds))]
+    llama = root_of_pieces(pieces[:-1], True, ["<s>"])
+    mistral = {**root_of_pieces(pieces, False), "normalizer": None, "pre_tokenizer": {
+        "type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}}
+    model = [(1, message((1, name.encode()), (2, score), (3, kind)))
+             for name, score, kind in pieces]
+    of_model = message(*model, (2, message((3, 2))), (3, message((4, 0))))
+    roots = {"qwen.json": qwen, "gpt4o.json": gpt4o, "llama.json": llama, "mistral.json": mistral}
+    return {**{name: json.dumps(x).encode() for name, x in roots.items()}, "pieces.model": of_model}
 
 
 @contextlib.contextmanager
@@ -719,6 +760,36 @@ def tokenizers(rng, spoil=True):
                                         b"1.5", b"262", "\u0663".encode()]) if spoil else b"1 2")
     verb, file = rng.choice([("encode", "text.txt"), ("decode", "ids")])
     return runs(verb, file, "--tokenizer", name, program="bpe.py")
+
+
+def use_tokenizer(tokenizer):
+    """What programs do with it, for a text of all its tokens"""
+    ids = tokenizer.encode_whole("to be\u2581\u20ac e\u0301 </s><x> 12 or  not\n")
+    tokenizer.decode(ids)
+    tokenizer.encode_after(b"\xff\0 be")
+    again = bpe.Tokenizer.from_json(tokenizer.to_json())
+    if again.hash() != tokenizer.hash() or again.encode_whole("to be").tolist() != (
+            tokenizer.encode_whole("to be").tolist()):
+        raise Crashed("another tokenizer comes back from its own file")
+    gguf_of_tokenizer(tokenizer)
+
+
+def families(rng, spoil=True):
+    """A tokenizer of another family than GPT-2's, from JSON or from a file of sentencepiece"""
+    path = Path(rng.choice(["qwen.json", "gpt4o.json", "llama.json", "mistral.json",
+                            "pieces.model"]))
+    lay(str(path))
+    raw = path.read_bytes()
+    if spoil and (path.suffix == ".model" or rng.random() < 0.2):
+        raw = spoilt(rng, raw)
+    elif spoil:
+        raw = json.dumps(often_changed(rng, json.loads(raw))).encode()
+    with bpe.reading(path, "choose another"):
+        if path.suffix == ".model":
+            tokenizer = tokenizer_of_model(raw, ["<s>"])
+        else:
+            tokenizer = bpe.Tokenizer.from_json(raw.decode())
+    return reads(use_tokenizer, tokenizer)
 
 
 def typed_chats(rng, spoil=True):
@@ -1207,8 +1278,8 @@ def rendering(seed):
 
 # ---- all of them
 CLASSES = {"checkpoints": checkpoints, "folders": folders, "gguf": gguf_files, "data": data_files,
-           "corpora": corpora, "questions": questions, "commands": commands,
-           "templates": templates}
+           "tokenizers": families, "corpora": corpora, "questions": questions,
+           "commands": commands, "templates": templates}
 Result = namedtuple("Result", "counts findings seconds")         # findings: {what: seeds}
 
 

@@ -72,6 +72,7 @@ class WordTokenizer(bpe.Tokenizer):
                 self.vocab[k] = bytes(byte[c] for c in name)
             if name not in specials:
                 del self.specials[name]
+        self.check_begins()                 # again: symbols are no longer special
         self._pattern = PATTERNS[pattern]
         self._classes = CASED if self._pattern.cased else PLAIN
         self._split = splitter(self.symbols)

@@ -147,8 +147,7 @@ class PieceTokenizer(bpe.Tokenizer):
         need("" not in self._ids, "a token has an empty name")
         self.prefix, self.each_blank, self.digits = prefix, each_blank, False
         self.begins = bpe.begins_of(root.get("post_processor"))
-        bad = [k for k in self.begins if k not in self.specials.values()]
-        need(not bad, f"a text begins with the ids {bad[:3]}, expected ids of special tokens")
+        self.check_begins()
         self.vocab_size = len(names)
         self._pairs = [tuple(m.split(" ") if isinstance(m, str) else m) for m in model["merges"]]
         need(len(set(self._pairs)) == len(self._pairs) < bpe.MAX_VOCAB,
