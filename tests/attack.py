@@ -780,10 +780,18 @@ def families(rng, spoil=True):
                             "pieces.model"]))
     lay(str(path))
     raw = path.read_bytes()
+    spoil = spoil and rng.random() < 0.8     # few changed files are accepted
     if spoil and (path.suffix == ".model" or rng.random() < 0.2):
         raw = spoilt(rng, raw)
-    elif spoil:
-        raw = json.dumps(often_changed(rng, json.loads(raw))).encode()
+    elif spoil:                              # half of the time the settings alone
+        root = json.loads(raw)
+        kept = {}
+        if rng.random() < 0.5:
+            kept = {key: root["model"].pop(key) for key in ("vocab", "merges")}
+        root = often_changed(rng, root)
+        if isinstance(root, dict) and isinstance(root.get("model"), dict):
+            root["model"] |= kept
+        raw = json.dumps(root).encode()
     with bpe.reading(path, "choose another"):
         if path.suffix == ".model":
             tokenizer = tokenizer_of_model(raw, ["<s>"])
