@@ -19,6 +19,7 @@ Training learns the same merges as Hugging Face `tokenizers`. Encoding gives the
   - Among equally frequent pairs, training merges the smaller pair of ids.
   - A string has one id, even if several merges make it.
 An invalid UTF-8 byte is a word by itself, so any bytes survive encoding and decoding.
+Other patterns and SentencePiece are in nanoeuler_parts/tokenizers. `from_root` uses them.
 N bytes, V tokens, M merges.
 """
 import argparse
