@@ -804,13 +804,16 @@ def gain_gradient(dgain, dy, x, rstd, c0):
 # with the position.  Nothing needs to be skipped.
 def rope_table(cfg, dtype):
     """cos and sin (seq_len, D / 2) of t * theta^(-2i / D)      Su et al. 2021, 3.2.2"""
-    D = cfg.head_dim
-    frequency = cfg.rope_theta ** (-np.arange(0, D, 2) / D)
+    frequency = rope_frequency(cfg)
     if cfg.rope_scaling:
         kept = kept_of_frequency(cfg, frequency)
         frequency = kept * frequency + (1 - kept) * frequency / cfg.rope_factor
     angle, scale = np.outer(np.arange(cfg.seq_len), frequency), cfg.rope_attention
     return (scale * np.cos(angle)).astype(dtype), (scale * np.sin(angle)).astype(dtype)
+
+def rope_frequency(cfg):
+    """theta^(-2i / D), (D / 2,): the angle between two tokens, before scaling"""
+    return cfg.rope_theta ** (-np.arange(0, cfg.head_dim, 2) / cfg.head_dim)
 
 def kept_of_frequency(cfg, frequency):
     """RoPE scaling stretches a model that was trained with rope_original tokens to a longer

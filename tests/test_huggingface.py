@@ -232,13 +232,13 @@ def test_an_imported_model_is_fine_tuned(tokenizer, tmp_path):
 
 # ---- what is refused
 @pytest.mark.parametrize("config, word", [
-    (dict(model_type="qwen2", architectures=None), "expected a Llama, found qwen2"),
+    (dict(model_type="gemma", architectures=None), "Qwen3, found gemma"),
     (dict(model_type="absent"), "model_type"),
     (dict(attention_bias=True), "attention_bias"), (dict(mlp_bias=True), "mlp_bias"),
     (dict(hidden_act="gelu"), "gelu"), (dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
-    (dict(rope_scaling=dict(type="linear", factor=2.0)), "linear"),
-    (dict(rope_scaling=dict(rope_type="llama3", factor=8.0)), "llama3"),
-    (dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e4)), "yarn"),
+    (dict(rope_scaling=dict(type="dynamic", factor=2.0)), "dynamic"),
+    (dict(rope_scaling=dict(rope_type="llama3", factor=8.0)), "low_freq_factor"),
+    (dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e4)), "factor is None"),
     (dict(hidden_size=10 ** 6), "n_embd"), (dict(hidden_size="absent"), "hidden_size"),
     (dict(vocab_size=10 ** 9), "vocab_size"), (dict(vocab_size=511), "511"),
     (dict(num_hidden_layers=4000, hidden_size=60000), "60000"),
@@ -350,7 +350,7 @@ def test_a_folder_of_gpt2_is_no_llama(tmp_path, capsys):
     (tmp_path / "gpt2" / "config.json").write_text(json.dumps({
         "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_head": 12}), "utf-8")
     refused(capsys, "import", tmp_path / "gpt2", tmp_path / "b.bin",
-            words=["expected a Llama, found GPT2LMHeadModel"])
+            words=["expected one of Llama, Mistral, Qwen2, Qwen3, found GPT2LMHeadModel"])
 
 
 def test_a_file_of_others_stays(tokenizer, tmp_path, capsys):

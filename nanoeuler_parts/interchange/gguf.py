@@ -1,14 +1,16 @@
 """Writes and reads GGUF files, the format of llama.cpp, for the verbs `export` and `import`.  The
 package gguf implements the format."""
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 
 from bpe import need
-from nanoeuler import ALPACA, Config, llama_tensors, named
+from nanoeuler import ALPACA, Config, kept_of_frequency, llama_tensors, named, rope_frequency
 from nanoeuler_parts.files.safetensors import cut_short, note_large
-from nanoeuler_parts.interchange.llama import Found, LLAMA, llama_config, need_regular
+from nanoeuler_parts.interchange.llama import (
+    FAMILIES, Found, growth, kind_of, LLAMA, llama_config, need_regular,
+)
 from nanoeuler_parts.interchange.tokenizers import gguf_of_tokenizer, tokenizer_of_gguf
 
 def gguf_names(cfg):
@@ -17,10 +19,11 @@ def gguf_names(cfg):
     return {x.name: x.gguf for x in llama_tensors(cfg) if x.gguf}
 
 def pairs_of_halves(w, name, cfg, back=False):
-    """RoPE rotates rows i and i + D/2 of a head of q or k; GGUF stores the two as rows 2i, 2i + 1.
-    Reorders w (heads * D, C) for GGUF, or back.  Matrices without RoPE stay as they are."""
+    """RoPE rotates rows i and i + D/2 of a head of q or k.  For the architecture llama, GGUF stores
+    the two as rows 2i, 2i + 1.  Reorders w (heads * D, C) for GGUF, or back.  Other tensors and
+    those of other architectures stay as they are."""
     heads = {"q_proj": cfg.n_head, "k_proj": cfg.n_kv_head}.get(name.split(".")[-2])
-    if heads is None:
+    if heads is None or FAMILIES[kind_of(cfg)].gguf != "llama":
         return w
     split = (heads, -1, 2, w.shape[1]) if back else (heads, 2, -1, w.shape[1])
     return w.reshape(split).swapaxes(1, 2).reshape(w.shape)
@@ -51,19 +54,22 @@ def llama_of_gguf(path):
     words = {key.removeprefix("tokenizer.ggml."): value for key, value in meta.items()}
     need(sum(t.n_bytes for t in file.tensors) <= len(file.data), "its tensors overlap")
     tokens, tokenizer = words.get("tokens"), tokenizer_of_gguf(words)
-    scaling = meta.get("llama.rope.scaling.type")
-    if scaling in (None, "none"):
-        scaling = "default"
+    architecture = meta["general.architecture"]
+    of_model = {key.removeprefix(f"{architecture}."): shortest(value)
+                for key, value in meta.items()}
+    stored = {t.name: t for t in file.tensors}
+    factors = stored.pop(ROPE_FREQS, None)
     cfg = llama_config({
-        **{theirs: shortest(meta.get(key)) for _, theirs, key in LLAMA},
-        "vocab_size": len(tokens), "model_type": meta["general.architecture"],
-        "rope_type": scaling,
-        "tie_word_embeddings": all(t.name != "output.weight" for t in file.tensors)})
-    D = meta.get("llama.rope.dimension_count", cfg.head_dim)
+        **entries_in(architecture, of_model), "vocab_size": len(tokens),
+        "tie_word_embeddings": "output.weight" not in stored})
+    D = of_model.get("rope.dimension_count", cfg.head_dim)
     need(D == cfg.head_dim, f"RoPE rotates {D} of {cfg.head_dim} dimensions per head, "
          f"expected all of them")
+    if factors is not None:
+        need(not cfg.rope_scaling, f"expected {ROPE_FREQS} or rope.scaling.type, found both")
+        cfg = scaled_by(cfg, gguf.dequantize(factors.data, factors.tensor_type))
     ours = {theirs: name for name, theirs in gguf_names(cfg).items()}
-    tensors = {ours.get(t.name, t.name): t for t in file.tensors}
+    tensors = {ours.get(name, name): t for name, t in stored.items()}
     shapes = {name: tuple(t.shape.tolist()[::-1]) for name, t in tensors.items()}
 
     def read(name):
@@ -81,13 +87,76 @@ def gguf_meta(c):
     cfg, s, specials = c.cfg, c.state, c.tokenizer.specials
     type_of = {f.name: f.type for f in fields(Config)}   # a float field stays a float, even 10000
     end = specials.get(s.eos, 0)
-    return {**{key: type_of[name](getattr(cfg, name)) for name, _, key in LLAMA if key},
-            "general.name": "NanoEuler", "llama.attention.value_length": cfg.head_dim,
-            "llama.rope.dimension_count": cfg.head_dim,
-            **gguf_of_tokenizer(c.tokenizer),
+    of_model = {**{key: type_of[name](getattr(cfg, name)) for name, _, key in LLAMA if key},
+                "attention.value_length": cfg.head_dim, "rope.dimension_count": cfg.head_dim,
+                **scaling_keys(cfg)}
+    if cfg.window:
+        of_model["attention.sliding_window"] = cfg.window
+    architecture = FAMILIES[kind_of(cfg)].gguf
+    return {**{f"{architecture}.{key}": value for key, value in of_model.items()},
+            "general.name": "NanoEuler", **gguf_of_tokenizer(c.tokenizer),
             "tokenizer.ggml.bos_token_id": specials.get(s.bos, end),
             "tokenizer.ggml.eos_token_id": end,
             "tokenizer.chat_template": (s.template or ALPACA) if s.kind == "chat" else ""}
+
+# ==== Families and scaled RoPE ====
+ROPE_FREQS = "rope_freqs.weight"             # llama3's scaling: a divisor of each frequency
+SCALING = "rope.scaling."
+
+def entries_in(architecture, of_model):
+    """The entries of a config.json for the metadata of a GGUF file.
+    of_model: without the name of the architecture"""
+    kinds = [kind for kind, family in FAMILIES.items() if family.gguf == architecture]
+    window = of_model.get("attention.sliding_window")
+    kind = kinds[-1 if window else 0] if kinds else architecture         # Mistral is llama, too
+    found = {theirs: of_model.get(key) for _, theirs, key in LLAMA if key}
+    scaling = {key.removeprefix(SCALING): value for key, value in of_model.items()
+               if key.startswith(SCALING)}
+    rope = dict(rope_type=scaling.get("type"), factor=scaling.get("factor"),
+                original_max_position_embeddings=scaling.get("original_context_length"),
+                beta_fast=scaling.get("yarn_beta_fast"), beta_slow=scaling.get("yarn_beta_slow"))
+    if rope["rope_type"] == "yarn" and rope["factor"]:   # llama.cpp multiplies the two
+        rope["attention_factor"] = scaling.get("attn_factor", 1.0) * growth(rope["factor"])
+    return {**found, "model_type": kind, "rope_scaling": rope, "sliding_window": window,
+            "use_sliding_window": bool(window), "max_window_layers": 0}
+
+def scaling_keys(cfg):
+    """The metadata of scaled RoPE, without the name of the architecture"""
+    if cfg.rope_scaling in ("", "llama3"):   # llama3: the tensor ROPE_FREQS
+        return {}
+    found = {"type": cfg.rope_scaling, "factor": cfg.rope_factor}
+    if cfg.rope_scaling == "yarn":
+        found |= {"original_context_length": cfg.rope_original,
+                  "attn_factor": cfg.rope_attention / growth(cfg.rope_factor),
+                  "yarn_beta_fast": cfg.rope_high, "yarn_beta_slow": cfg.rope_low}
+    return {f"{SCALING}{key}": value for key, value in found.items()}
+
+def rope_factors(cfg):
+    """By what llama3's scaling divides each frequency, float32 (D / 2,)"""
+    kept = kept_of_frequency(cfg, rope_frequency(cfg))
+    return (1 / (kept + (1 - kept) / cfg.rope_factor)).astype(np.float32)
+
+def scaled_by(cfg, factors):
+    """The Config whose `rope_factors` are these.  A GGUF file does not have the settings of the
+    scaling.  With Llama 3's low and high of 1 and 4, one frequency between them shows the original
+    length."""
+    wrong = f"expected {ROPE_FREQS} to be the scaling llama3 with frequencies between 1 and 4"
+    need(factors.shape == (cfg.head_dim // 2,) and np.isfinite(factors).all()
+         and factors.min() >= 1, f"{wrong}; found other numbers")
+    factor = float(factors.max())
+    if factor == 1:
+        return cfg
+    kept = (1 / factors - 1 / factor) / (1 - 1 / factor)
+    turns, length = 1 + 3 * kept, rope_frequency(cfg) / (2 * math.pi)    # turns = original * length
+    between, same = np.flatnonzero((kept > 0.01) & (kept < 0.99)), np.flatnonzero(kept >= 0.99)
+    if between.size:
+        original = round(float(turns[between[0]] / length[between[0]]))
+    else:                                    # the least that keeps all of these
+        original = math.ceil(4 / length[same[-1]]) if same.size else 1
+    found = replace(cfg, rope_scaling="llama3", rope_factor=factor, rope_low=1.0, rope_high=4.0,
+                    rope_original=max(1, original)).check()
+    need(np.allclose(rope_factors(found), factors, rtol=1e-4, atol=0), wrong)
+    return found
 
 # The largest number that a GGUF type holds, for types with a smaller range than float32
 GGUF_MOST = {"F16": 65504.0, "Q8_0": 127 * 65504.0}      # a block has one F16 scale
@@ -96,7 +165,7 @@ def write_gguf(path, c, matrices):
     """Writes a Checkpoint as a GGUF file.  Vectors are float32.  Matrices get the type
     `matrices`, or float16 if their rows are not whole blocks of that type."""
     import gguf
-    file = gguf.GGUFWriter(path, "llama")
+    file = gguf.GGUFWriter(path, FAMILIES[kind_of(c.cfg)].gguf)
     kinds = gguf.GGMLQuantizationType
     add = {int: file.add_uint32, float: file.add_float32, bool: file.add_bool,
            str: file.add_string, list: file.add_array}
@@ -116,6 +185,8 @@ def write_gguf(path, c, matrices):
              f"most {most:g}; use --matrices f32")
         w = gguf.quantize(pairs_of_halves(w, name, c.cfg), kind)
         file.add_tensor(names[name], w, raw_dtype=kind)
+    if c.cfg.rope_scaling == "llama3":
+        file.add_tensor(ROPE_FREQS, rope_factors(c.cfg))
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()

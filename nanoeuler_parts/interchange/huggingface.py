@@ -10,7 +10,7 @@ from nanoeuler import ALPACA, from_bf16, named, refuse_overwrite, Sampling
 from nanoeuler_parts.files.safetensors import AGAIN, map_tensors, write_tensors
 from nanoeuler_parts.files.writing import replacing
 from nanoeuler_parts.interchange.llama import (
-    Found, json_of, LLAMA, llama_config, need_llama, need_regular, REMEDY,
+    entries_of, Found, json_of, llama_config, need_llama, need_regular, REMEDY,
 )
 from nanoeuler_parts.interchange.tokenizers import tokenizer_of_folder
 
@@ -59,9 +59,7 @@ def llama_files(c):
     chat = {"chat_template": s.template or ALPACA} if s.kind == "chat" else {}
     return {
         "config.json": {
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama",
-            **{theirs: getattr(c.cfg, ours) for ours, theirs, _ in LLAMA},
-            "hidden_act": "silu", "torch_dtype": "float32", **ids},
+            **entries_of(c.cfg), "torch_dtype": "float32", **ids},
         "generation_config.json": {
             "do_sample": True, **ids,
             "temperature": sampling.temperature, "top_k": sampling.top_k,
@@ -108,7 +106,8 @@ def export_folder(c, folder):
         with replacing(os.path.join(folder, name), REMEDY) as temporary:
             pathlib.Path(temporary).write_text(json.dumps(content, indent=1), encoding="utf-8")
     more = f"; auxiliary heads in mtp.safetensors: {len(heads)}" if heads else ""
-    print(f"{folder}: LlamaForCausalLM for transformers{more}")
+    architecture, = files["config.json"]["architectures"]
+    print(f"{folder}: {architecture} for transformers{more}")
 
 # {name of an exception of huggingface_hub: a short message, instead of its own paragraph}
 OF_HUB = {"RepositoryNotFoundError": "no public model has this name; set HF_TOKEN if it is private",
