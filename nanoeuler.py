@@ -152,7 +152,7 @@ if nanoeuler_parts:
         alone, free_log, keep_aside, log_identity, log_path, open_log, restore_log,
     )
     from nanoeuler_parts.files.safetensors import (
-        DTYPES, map_tensors, need_finite, note_large, read_meta, write_tensors,
+        DTYPES, map_tensors, need_finite, note_large, read_meta, release_pages, write_tensors,
     )
     from nanoeuler_parts.files.sinks import Sinks
     from nanoeuler_parts.files.writing import WriteError
@@ -2800,17 +2800,47 @@ def pack_fours(panels, w):
     padded[:w.shape[0], :w.shape[1]] = w.view(np.uint8) ^ 128
     panels[...] = padded.view(np.uint32).reshape(I, width, quads).transpose(0, 2, 1)
 
-class Weights:
-    """The parameters of a model in the format of a decoder.  They are copies: later changes of flat
-    have no effect."""
+class Stack:
+    """Matrices (n, N, K) float32 that a function reads from a file, each when it is used.
+    readers: a function for each matrix     shape: (N, K)"""
+    dtype = np.dtype(np.float32)
 
-    def __init__(self, cfg, flat, weights):
-        p = views(flat, param_table(cfg))
+    def __init__(self, readers, shape):
+        self.readers, self.shape = readers, (len(readers), *shape)
+
+    def __getitem__(self, i):
+        """Matrix i, or a Stack of some of them"""
+        return Stack(self.readers[i], self.shape[1:]) if isinstance(i, slice) else self.readers[i]()
+
+def params_of(cfg, source):
+    """Params of `source`, a flat buffer (N,), or of the Params of an open checkpoint"""
+    return source if isinstance(source, Params) else views(source, param_table(cfg))
+
+def flat_of(cfg, source):
+    """The flat buffer (N,) of `source`, as in `params_of`"""
+    if not isinstance(source, Params):
+        return source
+    flat = aligned((n_params(cfg),), np.float32)
+    for x, to in zip(source, views(flat, param_table(cfg))):
+        if isinstance(x, Stack):
+            for i, matrix in enumerate(to.reshape(x.shape)):
+                matrix[...] = x[i]
+        else:
+            to[...] = x
+    return flat
+
+class Weights:
+    """The parameters of a model in the format of a decoder.  They are copies: later changes of the
+    source have no effect.  A Stack is packed matrix by matrix, so the whole model need not fit into
+    memory in float32.     source: see `params_of`"""
+
+    def __init__(self, cfg, source, weights):
+        p = params_of(cfg, source)
         longest = max(cfg.n_embd, cfg.n_hidden, cfg.n_head * cfg.head_dim)
         quads = weights == "int8" and QUADS and longest <= LONGEST_QUADS
         packed = partial(in_panels, weights=weights, quads=quads)
         layers = [packed(x) for x in p[PACKED]]
-        wte = packed(p.wte[None])
+        wte = packed(p.wte if isinstance(p.wte, Stack) else p.wte[None])
         first = wte if cfg.tie_embeddings else packed(p.lm_head[:1])
         others = p.lm_head[1 - cfg.tie_embeddings:]      # heads 1 and up; if tied, all of lm_head
         self.others = packed(others) if cfg.n_mtp > 1 else None
@@ -2819,7 +2849,7 @@ class Weights:
         self.p = Params(*matrices, *(x.copy() for x in p[VECTORS]))
         self.scales = Scales(*scales)
         # Where the CPU multiplies bfloat16, x is rounded to bfloat16, too
-        self.input_dtype = BF16 if weights == "bf16" and HAS_BF16 else flat.dtype
+        self.input_dtype = BF16 if weights == "bf16" and HAS_BF16 else p.wte.dtype
 
 # ---- the interface of a decoder
 Part = namedtuple("Part", "slot ids wanted", defaults=(1,))              # see `Reader.read`
@@ -2839,9 +2869,12 @@ class Reader(Protocol):
     def ready():
         """Must be called before the first decoder of a process is made."""
 
+    formats: tuple                           # the values that `weights` may have
+
     def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
-        """flat (N,): parameters in the order of param_table.  weights: their format in memory, see
-        `stored`; empty: the default of the device.  length: tokens that a slot can hold, at most
+        """flat (N,): parameters in the order of param_table, or the Params of an open checkpoint,
+        see `params_of`.  weights: their format in memory, see `stored`; empty: the default of the
+        device.  length: tokens that a slot can hold, at most
         cfg.seq_len; 0: cfg.seq_len."""
 
     def with_slots(self, slots, length=0):
@@ -2877,7 +2910,7 @@ class Reader(Protocol):
 # ---- the decoder
 class Decoder:
     """The weights of a model, a KV cache with some slots, and the tokens in each slot."""
-    wide, draws = True, False
+    wide, draws, formats = True, False, ("f32", "bf16", "int8")
 
     @staticmethod
     def ready():
@@ -3608,10 +3641,11 @@ class Speaker:
     def __init__(self, file, decoder, options):
         need(options.template in TEMPLATES,
              f"--template is {options.template}, expected alpaca or chatml")
-        c = read_checkpoint(file, moments=False)
+        c = open_checkpoint(file)
         decoder.ready()
         self.options, self.cfg, self.state, self.tokenizer = options, c.cfg, c.state, c.tokenizer
-        self.decoder = decoder(c.cfg, c.flat, options.weights)
+        own = c.state.weights if c.state.weights in decoder.formats else ""
+        self.decoder = decoder(c.cfg, params_in(c), options.weights or own)
         self.template = options.template or c.state.template
         self.answers = c.state.kind == "chat" or options.template != ""
         self.end = c.tokenizer.specials.get(c.state.eos)
@@ -4006,6 +4040,7 @@ class State(Settings):
     template: str = ""         # chat template, in Jinja; empty: Alpaca's
     bos: str = ""              # names of the tokens that begin and end a text
     eos: str = "</s>"
+    weights: str = ""          # format in memory while decoding, unless --weights is given
     step: int = 0
     n_steps: int | None = None         # of the whole run; None: not planned yet
     tokens_seen: int = 0
@@ -4134,47 +4169,70 @@ def as_int8(tensors):
             floats[name] = x
     return floats | matrices
 
+def as_bf16(tensors):
+    """{name: array} with the matrices in bfloat16"""
+    floats = {name: x for name, x in tensors.items() if x.ndim == 1}
+    return floats | {name: to_bf16(x) for name, x in tensors.items() if x.ndim > 1}
+
 def types_of(tensors):
     """{name: (dtype, shape)}"""
     return {name: (x.dtype, x.shape) for name, x in tensors.items()}
 
 def expected_types(cfg, matrices):
-    """`types_of` the weights of a checkpoint whose matrices are "f32" or "int8" """
-    types = {}
-    for name, shape in tensor_shapes(cfg).items():
-        int8 = matrices == "int8" and len(shape) > 1
-        types[name] = DTYPES["I8" if int8 else "F32"], shape
-        if int8:
-            types[f"{name}_scale"] = DTYPES["F32"], (shape[0], 1)
-    return types
+    """`types_of` the weights of a checkpoint whose matrices are "f32", "bf16" or "int8".  Like
+    `as_int8` and `as_bf16`, it has vectors and scales first."""
+    of_matrix = DTYPES[{"f32": "F32", "bf16": "BF16", "int8": "I8"}[matrices]]
+    shapes = tensor_shapes(cfg)
+    if matrices == "f32":
+        return {name: (of_matrix, shape) for name, shape in shapes.items()}
+    floats, of_matrices = {}, {}
+    for name, shape in shapes.items():
+        if len(shape) == 1:
+            floats[name] = DTYPES["F32"], shape
+        else:
+            of_matrices[name] = of_matrix, shape
+            if matrices == "int8":
+                floats[f"{name}_scale"] = DTYPES["F32"], (shape[0], 1)
+    return floats | of_matrices
 
 # ---- reading and writing
 def write_checkpoint(path, cfg, tokenizer, state, flat, moments=(), matrices="f32"):
-    """Writes one file: float32 weights and all that a run needs to resume, or int8 matrices."""
-    meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
-            "state": json.dumps(state.written()), "tokenizer": tokenizer.to_json(),
-            "tokenizer_sha256": tokenizer.hash()}
+    """Writes one file: float32 weights and all that a run needs to resume, or bf16 or int8
+    matrices."""
+    meta = meta_of(cfg, tokenizer, state, matrices)
     flat, *moments = (np.ascontiguousarray(x, "<f4") for x in (flat, *moments))
     tensors = named(cfg, flat)
-    if matrices != "f32":                    # without an entry they are f32, as in older files
-        meta["matrices"], tensors = matrices, as_int8(tensors)
+    if matrices != "f32":
+        tensors = {"bf16": as_bf16, "int8": as_int8}[matrices](tensors)
     if moments:
         tensors |= named_moments(cfg, state.options.get("optimizer"), *moments)
     if state.reference:
         tensors[REFERENCE] = np.array(state.reference, DTYPES["F64"])
-    write_tensors(path, meta, tensors, "free space or choose another --out")
+    write_tensors(path, meta, tensors, "free space or choose another --out", "BF16")
+
+def meta_of(cfg, tokenizer, state, matrices):
+    """The metadata of a checkpoint's file"""
+    meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
+            "state": json.dumps(state.written()), "tokenizer": tokenizer.to_json(),
+            "tokenizer_sha256": tokenizer.hash()}
+    if matrices != "f32":                    # without an entry they are f32, as in older files
+        meta["matrices"] = matrices
+    return meta
 
 REFERENCE = "dpo.reference"  # name of the tensor (n,) float64 of State.reference
 
-# flat (N,) float32; moments: (m, v) or (); matrices: their type in the file, "f32" or "int8"
+# flat (N,) float32; moments: (m, v) or (); matrices: their type in the file, f32, bf16 or int8
 Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments matrices",
                         defaults=["f32"])
+# A checkpoint whose tensors, {name: array}, are memory-mapped.  remembered: names of its moments
+OpenCheckpoint = namedtuple("OpenCheckpoint",
+                            "path cfg tokenizer state tensors matrices remembered")
+NOT_OURS = "name a checkpoint written by train, sft, dpo or import"
 
-def read_checkpoint(path, moments=True):
-    """Reads a Checkpoint, and checks its tensors' names, types, shapes and values.  nanoeuler_parts
-    also verifies the checksum of all bytes.
-    `moments=False` skips the optimizer's moments, which are twice the size of the model."""
-    with reading(path, "name a checkpoint written by train, sft, dpo or import"):
+def open_checkpoint(path):
+    """Opens a checkpoint, and checks its tensors' names, types and shapes.  nanoeuler_parts also
+    verifies the checksum of all bytes."""
+    with reading(path, NOT_OURS):
         meta, tensors = map_tensors(path, ("F64", "F32", "F16", "BF16", "I8"))
         need(meta.get("format") == "nanoeuler" and meta.get("sha256"),
              "expected a NanoEuler checkpoint, found a file of another program")
@@ -4184,7 +4242,8 @@ def read_checkpoint(path, moments=True):
         need(optimizer == "adamw" or state.options.get("optimizer") == "muon",
              "it stores moments of Muon, but its settings name another optimizer")
         matrices = meta.get("matrices", "f32")
-        need(matrices in ("f32", "int8"), f"its matrices are {matrices}, expected f32 or int8")
+        need(matrices in ("f32", "bf16", "int8"),
+             f"its matrices are {matrices}, expected f32, bf16 or int8")
         expected, remembered = expected_types(cfg, matrices), moment_shapes(cfg, optimizer)
         has_moments = "adamw.m" in tensors and matrices == "f32"
         if has_moments:
@@ -4192,27 +4251,61 @@ def read_checkpoint(path, moments=True):
         if REFERENCE in tensors:
             expected[REFERENCE] = DTYPES["F64"], (tensors[REFERENCE].size,)
         need(types_of(tensors) == expected, "its tensors do not match its configuration")
-        flat = aligned((n_params(cfg),), np.float32)
-        for name, x in named(cfg, flat).items():
-            if tensors[name].dtype == np.int8:
-                x[...] = from_int8(name, tensors[name], tensors[f"{name}_scale"])
-            else:
-                x[...] = tensors[name]
-            need_finite(name, x)
         if REFERENCE in tensors:
             need_finite(REFERENCE, tensors[REFERENCE])
             state.reference = tensors[REFERENCE].tolist()
-        kept = ()
-        if has_moments and moments:
-            for name in remembered:
-                need_finite(name, tensors[name])
-            kept = read_moments(cfg, tensors)
         tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
         need(tokenizer.hash() == meta["tokenizer_sha256"],
              "its tokenizer does not match the stored checksum")
         need(tokenizer.vocab_size == cfg.vocab_size,
              f"its tokenizer has {tokenizer.vocab_size} tokens, but its model has {cfg.vocab_size}")
-    return Checkpoint(cfg, tokenizer, state, flat, kept, matrices)
+    return OpenCheckpoint(path, cfg, tokenizer, state, tensors, matrices,
+                          [*remembered] if has_moments else [])
+
+def read_tensor(tensors, name):
+    """A tensor of an open checkpoint in float32, checked to be finite"""
+    x = tensors[name]
+    if x.dtype == np.int8:
+        found = from_int8(name, x, tensors[f"{name}_scale"])
+    else:
+        found = np.array(from_bf16(x))       # a copy, as the pages of the file are released
+    need_finite(name, found)
+    release_pages(x)
+    return found
+
+def params_in(c):
+    """Params of an open checkpoint: each matrix, or stack of matrices, is a Stack"""
+    def reader(names):
+        def read():
+            with reading(c.path, NOT_OURS):
+                return np.concatenate([read_tensor(c.tensors, name) for name in names])
+        return read
+
+    names, found = iter(tensor_shapes(c.cfg)), []
+    for x in param_table(c.cfg):
+        n = x.shape[0] if x.each else 1
+        parts = len(x.parts) if x.start < x.end else 0
+        readers = [reader(list(itertools.islice(names, parts))) for _ in range(n)]
+        if x.decays:
+            found.append(Stack(readers, x.shape[1:] if x.each else x.shape))
+        else:
+            rows = [read() for read in readers] if parts else []
+            found.append(np.array(rows, np.float32).reshape(x.shape))
+    return Params(*found)
+
+def read_checkpoint(path, moments=True):
+    """Reads a Checkpoint: `open_checkpoint`, and all values, which must be finite.
+    `moments=False` skips the optimizer's moments, which are twice the size of the model."""
+    c = open_checkpoint(path)
+    with reading(path, NOT_OURS):
+        flat, kept = aligned((n_params(c.cfg),), np.float32), ()
+        for name, x in named(c.cfg, flat).items():
+            x[...] = read_tensor(c.tensors, name)
+        if moments and c.remembered:
+            for name in c.remembered:
+                need_finite(name, c.tensors[name])
+            kept = read_moments(c.cfg, c.tensors)
+    return Checkpoint(c.cfg, c.tokenizer, c.state, flat, kept, c.matrices)
 
 # ---- overwriting files
 def refuse_overwrite(path, force, remedy="choose another name"):
@@ -5346,7 +5439,7 @@ if not nanoeuler_parts:
     class WriteError(UserError):
         """A file cannot be written.  A later attempt may succeed."""
 
-    def write_tensors(path, meta, tensors, remedy):
+    def write_tensors(path, meta, tensors, remedy, of_uint16=""):
         """Writes {name: array}, metadata {name: text} and their SHA-256 to a safetensors file"""
         no_hash, start = "0" * 64, 0         # zeros stand for the checksum while it is computed
         entries = {"__metadata__": {**meta, "sha256": no_hash}}
@@ -5378,6 +5471,9 @@ if not nanoeuler_parts:
 
     def read_meta(path):
         """Checks nothing: `map_tensors` reads the header."""
+
+    def release_pages(x):
+        """Does nothing: the file was read, and not memory-mapped."""
 
     def need_finite(name, x):
         need(np.isfinite(x).all(), f"expected finite numbers in {name}, found NaN or infinity")

@@ -1776,13 +1776,16 @@ class Decoder(ne.Decoder):
     """nanoeuler.Decoder with its cache on the device.  With matrices in bfloat16 a step is one of
     9.1; otherwise, or if these cannot take the model, a row is one graph, and a step row by row."""
     wide = draws = False
+    formats = "f32", "bf16"
 
     @staticmethod
     def ready():
         """A kernel is compiled when it is first launched."""
 
     def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
-        """flat: the parameters, on the host, or, if they stay f32, on the device"""
+        """flat: the parameters, on the host, or, if they stay f32, on the device; or the Params of
+        an open checkpoint"""
+        flat = ne.flat_of(cfg, flat)
         open_device()
         need(weights in ("", "f32", "bf16"),
              f"--weights is {weights}, expected f32 or bf16 on the GPU")

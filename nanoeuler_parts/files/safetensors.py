@@ -6,9 +6,11 @@ programs are read and written here.
 """
 import hashlib
 import json
+import math
 import mmap
 import os
 import sys
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,26 +40,52 @@ def note_large(doing, n_bytes):
     if n_bytes >= MUCH:
         print(f"{doing}: {n_bytes / 1e6:,.0f} MB", file=sys.stderr, flush=True)
 
-def blocks_of(x):
-    """Yields the bytes of an array in blocks.  The pages of a memory-mapped file are released after
-    each block, so a file that is larger than memory does not push everything else out of it."""
+BLOCK = 1 << 24              # bytes that are read, hashed or written at once
+
+class Computed(NamedTuple):
+    """A tensor that is computed while it is written, a few rows at a time"""
+    dtype: np.dtype
+    shape: tuple
+    rows: object             # function (start, stop): these rows, as an array
+    at_once: int             # number of rows
+
+    @property
+    def nbytes(self):
+        return math.prod(self.shape) * self.dtype.itemsize
+
+def release_pages(x):
+    """Removes the pages of a memory-mapped file from memory.  The next access reads them again."""
     mapped = getattr(x, "_mmap", None)       # of an np.memmap that was not computed
-    if mapped is None:
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):        # not on Windows
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+def blocks_of(x):
+    """Yields the bytes of an array, or of a Computed tensor, in blocks.  The pages of a file that
+    is memory-mapped are released after each block, so a file that is larger than memory does not
+    push everything else out of it."""
+    if isinstance(x, Computed):
+        for start in range(0, x.shape[0], x.at_once):
+            stop = min(start + x.at_once, x.shape[0])
+            yield np.ascontiguousarray(x.rows(start, stop), x.dtype)
+        return
+    if getattr(x, "_mmap", None) is None:
         yield x
         return
     data = x.reshape(-1).view(np.uint8)
-    for start in range(0, data.size, 1 << 24):
-        yield data[start:start + (1 << 24)]
-        if hasattr(mmap, "MADV_DONTNEED"):               # not on Windows
-            mapped.madvise(mmap.MADV_DONTNEED)
+    for start in range(0, data.size, BLOCK):
+        yield data[start:start + BLOCK]
+        release_pages(x)
 
-def write_tensors(path, meta, tensors, remedy):
-    """Writes a safetensors file: tensors {name: array}, metadata {name: text}, and a checksum."""
+def write_tensors(path, meta, tensors, remedy, of_uint16="U16"):
+    """Writes a safetensors file: tensors {name: array or Computed}, metadata {name: text}, and a
+    checksum, which is known at the end and overwrites NO_HASH in the header.
+    of_uint16: the type of arrays of uint16 in the file; "BF16": their bits are bfloat16"""
     entries = {"__metadata__": {**meta, "sha256": NO_HASH}}
     start = 0
     for name, x in tensors.items():
         end = start + x.nbytes
-        entries[name] = {"dtype": CODES[x.dtype], "shape": [*x.shape], "data_offsets": [start, end]}
+        code = of_uint16 if x.dtype == np.uint16 else CODES[x.dtype]
+        entries[name] = {"dtype": code, "shape": [*x.shape], "data_offsets": [start, end]}
         start = end
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-(8 + len(header)) % 64)           # the data starts on a cache line
@@ -65,16 +93,14 @@ def write_tensors(path, meta, tensors, remedy):
         raise WriteError(f"{path}: expected a header of at most {MAX_HEADER:,} bytes, got "
                          f"{len(header):,}; {remedy}")
     digest = hashlib.sha256(header)
-    for x in tensors.values():
-        for block in blocks_of(x):
-            digest.update(block)
-    before, _, after = header.rpartition(NO_HASH.encode())
     with replacing(path, remedy) as temporary, open(temporary, "wb") as f:
-        f.write(len(header).to_bytes(8, "little"))
-        f.write(before + digest.hexdigest().encode() + after)
+        f.write(len(header).to_bytes(8, "little") + header)
         for x in tensors.values():
             for block in blocks_of(x):
+                digest.update(block)
                 f.write(block)
+        f.seek(8 + header.rindex(NO_HASH.encode()))
+        f.write(digest.hexdigest().encode())
 
 def read_header(f):
     """(header, metadata, {name: dtype, shape and data_offsets}, bytes of data) of an open file.
@@ -127,12 +153,14 @@ def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
              f"the checksum does not match, so the file is damaged; {AGAIN}")
     return meta, tensors
 
-def need_finite(name, x):
+def need_finite(name, x, first=0):
     """Raises a UserError that names the first NaN or infinity of a tensor, if there is one.
+    first: the row with which x begins
     A finite sum is a quick proof that all entries are finite.  Otherwise each entry is checked."""
     with np.errstate(over="ignore", invalid="ignore"):
         total = x.sum()
     if not np.isfinite(total):
         bad = np.argwhere(~np.isfinite(x)).tolist()
         if bad:                              # otherwise, only the sum overflowed
-            raise UserError(f"{name}{bad[0]} is {x[tuple(bad[0])]}, expected a finite number")
+            at = [bad[0][0] + first, *bad[0][1:]]
+            raise UserError(f"{name}{at} is {x[tuple(bad[0])]}, expected a finite number")

@@ -7,7 +7,7 @@ import numpy as np
 
 from bpe import need
 from nanoeuler import ALPACA, Config, kept_of_frequency, llama_tensors, named, rope_frequency
-from nanoeuler_parts.files.safetensors import cut_short, note_large
+from nanoeuler_parts.files.safetensors import cut_short, note_large, release_pages
 from nanoeuler_parts.interchange.llama import (
     FAMILIES, Found, growth, kind_of, LLAMA, llama_config, need_regular,
 )
@@ -72,9 +72,14 @@ def llama_of_gguf(path):
     tensors = {ours.get(name, name): t for name, t in stored.items()}
     shapes = {name: tuple(t.shape.tolist()[::-1]) for name, t in tensors.items()}
 
-    def read(name):
+    def read(name, start, stop):
         t = tensors[name]
-        return pairs_of_halves(gguf.dequantize(t.data, t.tensor_type), name, cfg, back=True)
+        is_whole = name.split(".")[-2] in ("q_proj", "k_proj")       # whose rows are reordered
+        rows = t.data if is_whole else t.data[start:stop]
+        found = pairs_of_halves(np.array(gguf.dequantize(rows, t.tensor_type)), name, cfg,
+                                back=True)
+        release_pages(t.data)
+        return found[start:stop] if is_whole else found
 
     def special(key):
         return "" if words.get(key) is None else tokens[words[key]]

@@ -5,9 +5,13 @@ import os
 import pathlib
 import re
 
+import numpy as np
+
 from bpe import need, reading, UserError
 from nanoeuler import ALPACA, from_bf16, named, refuse_overwrite, Sampling
-from nanoeuler_parts.files.safetensors import AGAIN, map_tensors, write_tensors
+from nanoeuler_parts.files.safetensors import (
+    AGAIN, map_tensors, release_pages, write_tensors,
+)
 from nanoeuler_parts.files.writing import replacing
 from nanoeuler_parts.interchange.llama import (
     entries_of, Found, json_of, llama_config, need_llama, need_regular, REMEDY,
@@ -40,10 +44,12 @@ def llama_of_folder(folder):
         token = words.get(name) or ""        # a text, or an object with the text
         return token["content"] if isinstance(token, dict) else token
 
-    def read(name):
+    def read(name, start, stop):
         x = tensors[name]
         need(x.dtype.kind != "i", f"{name} is {x.dtype}, expected a floating-point type")
-        return from_bf16(x)
+        found = np.array(from_bf16(x[start:stop]), np.float32)       # a copy, as pages are released
+        release_pages(x)
+        return found
 
     cfg = llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors))
     return Found(cfg, tokenizer_of_folder(at, words, cfg.vocab_size),

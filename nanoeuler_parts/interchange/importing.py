@@ -1,4 +1,5 @@
 """The verb `import`: converts a Llama from Hugging Face or from a GGUF file to a checkpoint."""
+import math
 import os
 import pathlib
 import shlex
@@ -7,29 +8,61 @@ import numpy as np
 
 from bpe import need, reading
 from nanoeuler import (
-    aligned, arg, file_name, FORCE, Model, n_params, named, refuse_overwrite, State, tensor_shapes,
-    typed, write_checkpoint,
+    arg, expected_types, file_name, FORCE, in_int8, meta_of, Model, n_params, refuse_overwrite,
+    State, tensor_shapes, to_bf16, typed,
 )
-from nanoeuler_parts.files.safetensors import need_finite, note_large
+from nanoeuler_parts.files.safetensors import (
+    BLOCK, Computed, need_finite, note_large, write_tensors,
+)
 from nanoeuler_parts.files.writing import need_another
 from nanoeuler_parts.interchange.gguf import llama_of_gguf
 from nanoeuler_parts.interchange.huggingface import folder_of_hub, IN_HUB, llama_of_folder
 
-def import_llama(source, out, force):
+REMEDY = ("give a Llama with a BPE tokenizer: a GGUF file, or a directory with config.json, "
+          "safetensors, tokenizer.json and tokenizer_config.json")
+
+def tensors_to_write(f, source, matrices):
+    """{name: Computed} of a checkpoint for the model f, a Found.  Each tensor is read and converted
+    while it is written, so the model never is in memory as a whole."""
+    def rows_of(name):
+        def rows(start, stop):
+            with reading(source, REMEDY):
+                x = np.asarray(f.read(name, start, stop), np.float32)
+                need_finite(name, x, start)
+            return x
+        return rows
+
+    def converted(rows, convert):
+        return lambda start, stop: convert(rows(start, stop))
+
+    found, shapes = {}, tensor_shapes(f.cfg)
+    for name, (dtype, shape) in expected_types(f.cfg, matrices).items():
+        of_model = name.removesuffix("_scale")
+        rows, columns = rows_of(of_model), math.prod(shapes[of_model][1:])
+        if name.endswith("_scale"):
+            rows = converted(rows, lambda w: in_int8(w)[1])
+        elif dtype == np.int8:
+            rows = converted(rows, lambda w: in_int8(w)[0])
+        elif dtype == np.uint16:
+            rows = converted(rows, to_bf16)
+        found[name] = Computed(dtype, shape, rows, max(1, BLOCK // (4 * columns)))
+    return found
+
+def import_llama(source, out, dtype, force):
     """`import`: converts a Llama in a directory, a GGUF file or the Hub to a checkpoint."""
+    need(dtype in ("f32", "bf16", "int8"), f"--dtype is {dtype}, expected f32, bf16 or int8")
     need_another(out, source)
     refuse_overwrite(out, force)
     if not os.path.exists(source) and IN_HUB.fullmatch(source):
         source = folder_of_hub(source)
     for path in pathlib.Path(source).glob("*") if os.path.isdir(source) else ():
         need_another(out, path)
-    with reading(source, "give a Llama with a BPE tokenizer: a GGUF file, or a "
-                         "directory with config.json, safetensors, tokenizer.json and "
-                         "tokenizer_config.json"):
+    with reading(source, REMEDY):
         os.stat(source)                      # report a missing file before a missing package
         f = llama_of_folder(source) if os.path.isdir(source) else llama_of_gguf(source)
         state = State(kind="chat" if f.template else "base", template=f.template, bos=f.bos,
-                      eos=f.eos, options={"data": source}).check()
+                      eos=f.eos, weights="" if dtype == "f32" else dtype,
+                      options={"data": source}).check()
         need(f.tokenizer.vocab_size == f.cfg.vocab_size,
              f"its tokenizer has {f.tokenizer.vocab_size} tokens, but its model has "
              f"{f.cfg.vocab_size}")
@@ -40,17 +73,17 @@ def import_llama(source, out, force):
         for name, shape in shapes.items():
             of_file = f.shapes.get(name, "none")
             need(of_file == shape, f"expected {name} of shape {shape}, found {of_file}")
-        flat = aligned((n_params(f.cfg),), np.float32)
-        for name, x in named(f.cfg, flat).items():
-            x[...] = f.read(name)
-            need_finite(name, x)
-    note_large(f"writing {out}", flat.nbytes)
-    write_checkpoint(out, f.cfg, f.tokenizer, state, flat)
-    print(f"{out}: {flat.size:,} parameters, context {f.cfg.seq_len} tokens.  Talk to it with:\n"
-          f"    {typed(Model.program)} chat {shlex.quote(out)}")
+    tensors = tensors_to_write(f, source, dtype)
+    note_large(f"writing {out}", sum(x.nbytes for x in tensors.values()))
+    write_tensors(out, meta_of(f.cfg, f.tokenizer, state, dtype), tensors,
+                  "free space or choose another name", "BF16")
+    print(f"{out}: {n_params(f.cfg):,} parameters, context {f.cfg.seq_len} tokens.  Talk to it "
+          f"with:\n    {typed(Model.program)} chat {shlex.quote(out)}")
 
 def import_verb(add):
     add(import_llama,
         arg("source", type=file_name,
             help="Llama model: a directory, a GGUF file, or ORG/NAME in the Hugging Face Hub"),
-        arg("out", type=file_name, help="checkpoint to write"), FORCE)
+        arg("out", type=file_name, help="checkpoint to write"),
+        arg("--dtype", default="f32", help="format of the matrices in the checkpoint and, while "
+            "decoding, in memory: f32, bf16 (half the size) or int8 (a quarter)"), FORCE)

@@ -50,7 +50,8 @@ COMPUTED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
 DEFAULTS = {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 REMEDY = "free space or choose another path"
 
-# A model to import.  shapes: {name: shape} of its tensors.  read(name) returns one of them.
+# A model to import.  shapes: {name: shape} of its tensors.  read(name, start, stop): these rows of
+# one of them, in float32
 Found = namedtuple("Found", "cfg tokenizer shapes read template bos eos")
 
 def kind_of(cfg):

@@ -66,7 +66,8 @@ class InTurn:
     quantizes the weights."""
 
     def __init__(self, decoder, turns):
-        self.decoder, self.turns, self.ready = decoder, turns, decoder.ready
+        self.decoder, self.turns = decoder, turns
+        self.ready, self.formats = decoder.ready, decoder.formats
 
     def __call__(self, *args):
         with self.turns:

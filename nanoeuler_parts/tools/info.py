@@ -8,6 +8,8 @@ from nanoeuler import (
 
 ALWAYS = [f.name for f in SHAPE] + ["rope_theta", "norm_eps"]       # the others: if RoPE is scaled
 
+MATRICES = {"f32": "float32", "bf16": "bfloat16", "int8": "int8, one float32 scale per row"}
+
 def info(file=None):
     """`info`: prints a checkpoint's configuration, progress and training text.  Reading the file
     verifies its checksum."""
@@ -24,7 +26,7 @@ def info(file=None):
         ("step", f"{s.step:,} of {s.n_steps or 0:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
         ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet"),
         ("text", text), *([("starts from", s.source)] if s.source else []),
-        ("matrices", "int8, one float32 scale per row" if c.matrices == "int8" else "float32"),
+        ("matrices", MATRICES[c.matrices]),
         ("moments", "yes" if c.moments else "no"), ("size", f"{os.path.getsize(file):,} bytes"),
         ("tokenizer", f"sha256 {c.tokenizer.hash()}"), ("checksum", "matches")])
 
