@@ -1,4 +1,4 @@
-"""`import --dtype`: matrices in float32, bfloat16 or int8, converted and packed a few rows at a time."""
+"""`import --dtype`: matrices in float32, bfloat16 or int8, converted a few rows at a time."""
 import re
 import tracemalloc
 from dataclasses import replace
