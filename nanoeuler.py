@@ -2769,8 +2769,9 @@ def stored(w, weights):
     if weights == "bf16":
         return to_bf16(w), scale
     if weights == "int8":
-        scale = np.maximum(np.abs(w).max(-1), 1e-30) / 127
-        return np.rint(w / scale[..., None]).astype(np.int8), scale
+        scale = np.maximum(np.maximum(w.max(-1), -w.min(-1)), 1e-30) / 127
+        scaled = w / scale[..., None]
+        return np.rint(scaled, out=scaled).astype(np.int8), scale
     return w, scale
 
 def in_panels(w, weights, quads=False):
@@ -4278,7 +4279,8 @@ def params_in(c):
     def reader(names):
         def read():
             with reading(c.path, NOT_OURS):
-                return np.concatenate([read_tensor(c.tensors, name) for name in names])
+                found = [read_tensor(c.tensors, name) for name in names]
+            return found[0] if len(found) == 1 else np.concatenate(found)
         return read
 
     names, found = iter(tensor_shapes(c.cfg)), []
