@@ -2483,11 +2483,14 @@ class Sampling(Settings):
     weights: str = setting("", 0, 0, "format of the weights in memory: f32, bf16, or on the CPU "
                            "int8; empty: f32, on a GPU bf16 if supported")
     template: str = setting("", 0, 0, "chat template: alpaca or chatml; empty: the model's own")
+    thinking: str = setting("", 0, 0, "on or off, for models that think before they answer, as "
+                            "Qwen3 does; empty: the default of the chat template")
 
     def check(self):
         super().check()
         need(all(isinstance(text, str) and text for text in self.stop),
              f"stop is {self.stop}, expected a list of non-empty texts")
+        need_thinking(self.thinking)
         return self
 
     @property
@@ -3145,12 +3148,13 @@ class Reply:
 
     def __init__(self, ids, sampling, rng, end=None, vocab=None, held=(), constraint=None):
         """ids: the tokens of the prompt that the slot has not read yet.  rng: used by this reply
-        alone, or Uniforms whose last Reply has ended.  end: the token that ends the reply.
-        vocab: the bytes of each token, required for stop texts.  held: the tokens of the prompt
-        that the slot has read, required for the repeat penalty.
+        alone, or Uniforms whose last Reply has ended.  end: the token that ends the reply, or
+        several tokens.  vocab: the bytes of each token, required for stop texts.  held: the tokens
+        of the prompt that the slot has read, required for the repeat penalty.
         constraint: the tokens that JSON mode allows, see nanoeuler_parts/tools/json_mode.py"""
         need(len(ids), NO_TOKEN)
-        self.sampling, self.end, self.vocab = sampling, end, vocab
+        self.sampling, self.vocab = sampling, vocab
+        self.ends = frozenset(() if end is None else np.atleast_1d(end).tolist())
         self.rng = rng if isinstance(rng, Uniforms) else Uniforms(rng)
         self.pending = [int(i) for i in ids]             # tokens to read next
         self.tokens, self.logprobs, self.counts = [], [], {}
@@ -3174,7 +3178,7 @@ class Reply:
         if self.constraint:                  # all other tokens get probability 0
             z = np.where(self.constraint.mask(self.state), z, -np.inf)
         token = sample(z, self.rng, o)
-        if o.logprobs and token != self.end:
+        if o.logprobs and token not in self.ends:
             logp = log_softmax(logits)
             top = np.argsort(-logp, kind="stable")[:o.logprobs]
             self.logprobs.append((float(logp[token]), [(int(i), float(logp[i])) for i in top]))
@@ -3207,7 +3211,7 @@ class Reply:
         return self.append_token(token)
 
     def append_token(self, token):
-        if token == self.end:
+        if token in self.ends:
             self.finish = "stop"
             return token
         self.tokens.append(token)
@@ -3409,7 +3413,7 @@ def next_tokens(reader, replies, pace, also=()):
         for guess in (*drafts, None):        # after the last draft any token ends the loop
             at = first + accepted
             token = reply.draw(logits[at]) if ids is None else reply.take_drawn(ids[at])
-            if token != reply.end:
+            if token not in reply.ends:
                 new.append(token)
             if reply.finish or token != guess:
                 break
@@ -3591,6 +3595,14 @@ def special_names(tokenizer):
     matches."""
     return "|".join(map(re.escape, sorted(tokenizer.specials, key=len, reverse=True))) or "(?!)"
 
+def need_thinking(value):
+    need(value in ("", "on", "off"), f"thinking is {value}, expected on or off")
+
+def ends_of(state, tokenizer):
+    """The ids of the tokens that end an answer, a tuple"""
+    found = (tokenizer.specials.get(name) for name in (state.eos, *state.stops))
+    return tuple(k for k in found if k is not None)
+
 def chat_ids(template, messages, state, tokenizer, sampled=None):
     """The ids of a conversation, up to the place where the next answer begins.  The messages are
     checked here, so that no caller can forget it.
@@ -3650,6 +3662,7 @@ class Speaker:
         self.template = options.template or c.state.template
         self.answers = c.state.kind == "chat" or options.template != ""
         self.end = c.tokenizer.specials.get(c.state.eos)
+        self.ends = ends_of(c.state, c.tokenizer)
         self.rng = rng_of(options.seed)
         self._system = []                    # ("system", text), or nothing
         self.dropped = []                    # the oldest messages, if the context is too short
@@ -3667,6 +3680,11 @@ class Speaker:
         self.sampled.clear()
 
     @property
+    def asked_state(self):
+        """The State that chat templates get: with options.thinking, if it is set"""
+        return replace(self.state, thinking=self.options.thinking or self.state.thinking)
+
+    @property
     def system(self):
         """The text of the system message, which begins the conversation; "": there is none"""
         return "".join(text for _, text in self._system)
@@ -3676,7 +3694,8 @@ class Speaker:
         need(self.answers, "expected a chat model: a base model continues a text, and has no "
              "messages; use a chat model")
         prompts = [[("system", content), ("user", "Hello")] for content in (text, f"{text} Go.")]
-        ids = [chat_ids(self.template, x, self.state, self.tokenizer) for x in prompts if text]
+        ids = [chat_ids(self.template, x, self.asked_state, self.tokenizer)
+               for x in prompts if text]
         need(not text or ids[0] != ids[1], "the model's chat template leaves out system messages; "
              "put the text into a question")
         self._system = [("system", text)] if text else []
@@ -3715,7 +3734,8 @@ class Speaker:
         room = T - min(self.options.tokens, T // 2)
         while True:
             messages = [*self._system, *said]
-            ids = chat_ids(self.template, messages, self.state, self.tokenizer, self.sampled)
+            ids = chat_ids(self.template, messages, self.asked_state, self.tokenizer,
+                           self.sampled)
             questions = [i for i, (role, _) in enumerate(said) if role == "user" and i > 0]
             if len(ids) <= room or not questions:
                 break
@@ -3739,7 +3759,7 @@ class Speaker:
         return constraint(options.json_schema, self.tokenizer, self.end)
 
     def new_reply(self, ids, options, rng, held=()):
-        return Reply(ids, options, rng, self.end, self.tokenizer.vocab, held,
+        return Reply(ids, options, rng, self.ends, self.tokenizer.vocab, held,
                      self.constraint(options))
 
     def pieces(self, reply, pace, reader=None):
@@ -3794,7 +3814,7 @@ class Speaker:
             need(self.answers, "expected a text, got messages: a base model continues a text; use "
                  "a chat model")
             messages = [("user", prompt)] if isinstance(prompt, str) else prompt
-            ids = chat_ids(self.template, messages, self.state, self.tokenizer)
+            ids = chat_ids(self.template, messages, self.asked_state, self.tokenizer)
         need(len(ids), NO_TOKEN)
         return [int(i) for i in ids]
 
@@ -4041,6 +4061,8 @@ class State(Settings):
     template: str = ""         # chat template, in Jinja; empty: Alpaca's
     bos: str = ""              # names of the tokens that begin and end a text
     eos: str = "</s>"
+    stops: list = field(default_factory=list)  # names of further tokens that end an answer
+    thinking: str = ""         # on or off: passed to the chat template as enable_thinking
     weights: str = ""          # format in memory while decoding, unless --weights is given
     step: int = 0
     n_steps: int | None = None         # of the whole run; None: not planned yet
@@ -4069,8 +4091,11 @@ class State(Settings):
 
     def check(self):
         super().check()
-        for name in ("template", "bos", "eos"):
-            text = getattr(self, name)
+        need(all(isinstance(name, str) for name in self.stops),
+             f"stops is {self.stops}, expected a list of names")
+        need_thinking(self.thinking)
+        for name in ("template", "bos", "eos", *range(len(self.stops))):
+            text = self.stops[name] if isinstance(name, int) else getattr(self, name)
             need(text == text.encode(errors="replace").decode(),
                  f"{name} contains half of a surrogate pair, expected whole characters")
         return self
@@ -4891,7 +4916,7 @@ def from_weights(run, file):
     if s.kind == "chat":                     # a base model's "" names no template
         template = template or "alpaca"
     return start._replace(moments=(), state=State(
-        kind=run.kind or s.kind, bos=s.bos, eos=s.eos, template=template,
+        kind=run.kind or s.kind, bos=s.bos, eos=s.eos, stops=s.stops, template=template,
         source=shown_name(file), source_sha256=sha256_of(file)))
 
 def fit_row(file, cfg, shape, settings):

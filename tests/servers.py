@@ -28,7 +28,8 @@ def chat_model(path, tokenizer, cfg=CFG, **state):
     p.lm_head[0] = p.wte + 0.3 * p.lm_head[0]
     for head in p.lm_head[1:]:
         head[:] = 0.9 * p.lm_head[0] + 0.1 * head
-    return str(write(path, cfg, tokenizer, flat, kind="chat", template=CHATML, eos="", **state))
+    return str(write(path, cfg, tokenizer, flat,
+                     **{"kind": "chat", "template": CHATML, "eos": "", **state}))
 
 
 @contextlib.contextmanager

@@ -32,6 +32,8 @@ def shortest(x):
     """A float32 as the shortest decimal that names it: 1e-5 instead of 9.99999974e-06."""
     return float(str(np.float32(x))) if isinstance(x, float) else x
 
+STOPS = "eot_token_id", "eom_token_id"       # of tokens that end an answer, besides eos_token_id
+
 def llama_of_gguf(path):
     """The model of a GGUF file, as a `Found`."""
     import gguf
@@ -84,8 +86,10 @@ def llama_of_gguf(path):
     def special(key):
         return "" if words.get(key) is None else tokens[words[key]]
 
+    eos = special("eos_token_id")
+    stops = dict.fromkeys(map(special, STOPS))
     return Found(cfg, tokenizer, shapes, read, meta.get("tokenizer.chat_template", ""),
-                 special("bos_token_id"), special("eos_token_id"))
+                 special("bos_token_id"), eos, [name for name in stops if name not in ("", eos)])
 
 def gguf_meta(c):
     """The metadata of a Checkpoint's GGUF file.  A value's Python type decides its GGUF type."""
@@ -102,6 +106,7 @@ def gguf_meta(c):
             "general.name": "NanoEuler", **gguf_of_tokenizer(c.tokenizer),
             "tokenizer.ggml.bos_token_id": specials.get(s.bos, end),
             "tokenizer.ggml.eos_token_id": end,
+            **{f"tokenizer.ggml.{key}": specials[name] for key, name in zip(STOPS, s.stops)},
             "tokenizer.chat_template": (s.template or ALPACA) if s.kind == "chat" else ""}
 
 # ==== Families and scaled RoPE ====

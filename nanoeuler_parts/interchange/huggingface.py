@@ -8,7 +8,7 @@ import re
 import numpy as np
 
 from bpe import need, reading, UserError
-from nanoeuler import ALPACA, from_bf16, named, refuse_overwrite, Sampling
+from nanoeuler import ALPACA, ends_of, from_bf16, named, refuse_overwrite, Sampling
 from nanoeuler_parts.files.safetensors import (
     AGAIN, map_tensors, release_pages, write_tensors,
 )
@@ -20,7 +20,7 @@ from nanoeuler_parts.interchange.tokenizers import tokenizer_of_folder
 
 WEIGHTS_OF_LLAMA = "model.safetensors", "mtp.safetensors"
 FILES_OF_LLAMA = ("config.json", "tokenizer_config.json", "tokenizer.json", "tokenizer.model",
-                  "chat_template.jinja")
+                  "chat_template.jinja", "generation_config.json")
 
 def llama_of_folder(folder):
     """The model of a Hugging Face directory, as a `Found`.  It reads config.json, safetensors,
@@ -52,9 +52,23 @@ def llama_of_folder(folder):
         return found
 
     cfg = llama_config(config, 1 + sum(name.startswith("mtp.") for name in tensors))
-    return Found(cfg, tokenizer_of_folder(at, words, cfg.vocab_size),
-                 {name: x.shape for name, x in tensors.items()}, read,
-                 template, special("bos_token"), special("eos_token"))
+    tokenizer, eos = tokenizer_of_folder(at, words, cfg.vocab_size), special("eos_token")
+    return Found(cfg, tokenizer, {name: x.shape for name, x in tensors.items()}, read, template,
+                 special("bos_token"), eos, stops_in(at / GENERATION, tokenizer, eos))
+
+GENERATION = "generation_config.json"
+
+def stops_in(path, tokenizer, eos):
+    """The names of the tokens besides eos at which transformers ends an answer"""
+    if not path.exists():
+        return ()
+    found, name_of = json_of(path).get("eos_token_id"), {
+        k: name for name, k in tokenizer.specials.items()}
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    with reading(path, "correct it, or remove it"):
+        for k in ids:
+            need(k in name_of, f"eos_token_id is {k}, expected ids of special tokens")
+    return tuple(name_of[k] for k in ids if name_of[k] != eos)
 
 def llama_files(c):
     """{file name: content as JSON} of the files that accompany the tensors of a Checkpoint"""
@@ -63,11 +77,12 @@ def llama_files(c):
     tokens = {f"{end}_token": token for end, token in ends.items()}
     ids = {f"{end}_token_id": specials[token] for end, token in ends.items()}
     chat = {"chat_template": s.template or ALPACA} if s.kind == "chat" else {}
+    all_ends = {"eos_token_id": list(ends_of(s, c.tokenizer))} if s.stops else {}
     return {
         "config.json": {
             **entries_of(c.cfg), "torch_dtype": "float32", **ids},
         "generation_config.json": {
-            "do_sample": True, **ids,
+            "do_sample": True, **ids, **all_ends,
             "temperature": sampling.temperature, "top_k": sampling.top_k,
             "top_p": sampling.top_p, "min_p": sampling.min_p},
         "tokenizer_config.json": {

@@ -61,7 +61,7 @@ def import_llama(source, out, dtype, force):
         os.stat(source)                      # report a missing file before a missing package
         f = llama_of_folder(source) if os.path.isdir(source) else llama_of_gguf(source)
         state = State(kind="chat" if f.template else "base", template=f.template, bos=f.bos,
-                      eos=f.eos, weights="" if dtype == "f32" else dtype,
+                      eos=f.eos, stops=list(f.stops), weights="" if dtype == "f32" else dtype,
                       options={"data": source}).check()
         need(f.tokenizer.vocab_size == f.cfg.vocab_size,
              f"its tokenizer has {f.tokenizer.vocab_size} tokens, but its model has "

@@ -51,8 +51,8 @@ DEFAULTS = {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "tie_word_embeddings": 
 REMEDY = "free space or choose another path"
 
 # A model to import.  shapes: {name: shape} of its tensors.  read(name, start, stop): these rows of
-# one of them, in float32
-Found = namedtuple("Found", "cfg tokenizer shapes read template bos eos")
+# one of them, in float32.  eos, stops: names of the tokens that end an answer
+Found = namedtuple("Found", "cfg tokenizer shapes read template bos eos stops", defaults=[()])
 
 def kind_of(cfg):
     """The model_type of a Config"""

@@ -122,10 +122,11 @@ def render_each(template, conversations, state):
     pieces = [own_pieces(template, messages) for messages in conversations]
     if all(pieces):
         return ["".join(text for text, _ in of_one) for of_one in pieces]
+    options = {} if not state.thinking else {"enable_thinking": state.thinking == "on"}
     return render_jinja(template, [
         dict(messages=[dict(role=role, content=text) for role, text in messages],
              add_generation_prompt=True, bos_token=state.bos, eos_token=state.eos,
-             tools=None, documents=None) for messages in conversations])
+             tools=None, documents=None, **options) for messages in conversations])
 
 def render(template, messages, state):
     return render_each(template, [messages], state)[0]

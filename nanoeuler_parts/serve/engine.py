@@ -62,7 +62,7 @@ class Answer:
     ids: list                                # tokens of the prompt
     sampling: ne.Sampling
     rng: object
-    end: int | None                          # the token that ends the answer
+    ends: tuple                              # the tokens that end the answer
     vocab: list
     scored: bool = False                     # are log-probabilities of the prompt requested?
     deadline: float = float("inf")           # on the clock of time.perf_counter
@@ -292,7 +292,7 @@ class Engine:
             else:
                 held = self.reader.copy(source, slot, held)
             answer.cached = held
-            answer.reply = ne.Reply(answer.ids[held:], answer.sampling, answer.rng, answer.end,
+            answer.reply = ne.Reply(answer.ids[held:], answer.sampling, answer.rng, answer.ends,
                                     answer.vocab, answer.ids[:held], answer.constraint)
             answer.reply.slot = slot
             answer.scored = answer.scored and len(answer.ids) > 1

@@ -36,9 +36,15 @@ def reply_format(name, value):
     return "object" if value else ""
 
 
+def no_thinking(name, value):
+    """`thinking` of protocol.py.  Ollama would return a thought in a field of its own."""
+    only(False)(name, value)
+    return "off"
+
+
 COMMON = {
     "model": text, "stream": flag, "options": options, "format": reply_format, "keep_alive": None,
-    "think": only(False), "logprobs": only(False), "top_logprobs": only(0), "truncate": None,
+    "think": no_thinking, "logprobs": only(False), "top_logprobs": only(0), "truncate": None,
     "shift": None}
 OF_CHAT = {**COMMON, "messages": None, "tools": only([])}
 OF_GENERATE = {
@@ -71,8 +77,9 @@ def chat(reader, body, gone):
     said = checked(body, OF_CHAT)
     if said.get("messages", []) == []:
         return loaded(said)
+    thinking = {"chat_template_kwargs": said["think"]} if "think" in said else {}
     asked = reader.conversed({**of_openai(reader, said), "messages": said["messages"],
-                              "forget": True}, gone)
+                              "forget": True, **thinking}, gone)
     asked.said = said
     return asked
 

@@ -13,7 +13,7 @@ import json
 import math
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import nanoeuler as ne
 from nanoeuler_parts.serve.engine import Answer
@@ -182,6 +182,14 @@ def shown(value):
     return said if len(said) <= 60 else f"{said[:57]}..."
 
 
+def thinking(name, value):
+    """Checks {"enable_thinking": flag}, and returns the value for State.thinking."""
+    refuse_unless(isinstance(value, dict) and {*value} <= {"enable_thinking"},
+                  f"{name} is {shown(value)}, expected an object with enable_thinking alone", name)
+    found = value.get("enable_thinking")
+    return "" if found is None else "on" if flag("enable_thinking", found) else "off"
+
+
 WHOLE = 1 << 60
 SAMPLED = {
     "temperature": number(0, 100), "top_p": number(0, 1), "min_p": number(0, 1),
@@ -210,6 +218,7 @@ OF_COMPLETION = {
 OF_CHAT = {
     **COMMON, "messages": None, "max_completion_tokens": number(1, WHOLE, whole=True),
     "logprobs": flag, "top_logprobs": number(0, MOST_LOGPROBS, whole=True), "forget": flag,
+    "chat_template_kwargs": thinking,
     "tools": only([]), "functions": only([]), "tool_choice": only("none", "auto"),
     "function_call": only("none", "auto"), "parallel_tool_calls": only(True, False),
     "modalities": only(["text"]), "audio": only(),
@@ -303,7 +312,10 @@ class Reader:
             refuse_unless(said.get(name) in (None, continues == wanted), f"{name}: expected "
                           f"{shown(continues == wanted)}, because the last message is "
                           f"{'' if continues else 'not '}the assistant's", name)
-        ids, forgotten = self.conversation(messages, said.get("forget", False), gone)
+        state = self.speaker.asked_state
+        if "chat_template_kwargs" in said:
+            state = replace(state, thinking=said["chat_template_kwargs"])
+        ids, forgotten = self.conversation(messages, said.get("forget", False), gone, state)
         most = said.get("max_completion_tokens", said.get("max_tokens"))
         both = {"max_tokens", "max_completion_tokens"} <= {*said}
         refuse_unless(not both or said["max_tokens"] == most,
@@ -353,7 +365,7 @@ class Reader:
             raise Refusal(400, str(e), "response_format") from None
         seed = said.get("seed", uuid.uuid4().int % WHOLE)
         now = time.perf_counter()
-        return [Answer(ids, options, ne.rng_of(seed, i, j), self.speaker.end, self.vocab, scored,
+        return [Answer(ids, options, ne.rng_of(seed, i, j), self.speaker.ends, self.vocab, scored,
                        now + self.seconds, index=i * n + j, constraint=constraint)
                 for i, ids in enumerate(prompts) for j in range(n)]
 
@@ -399,7 +411,7 @@ class Reader:
             raise self.too_long(f"{len(ids):,} tokens", name)
         return ids
 
-    def conversation(self, said, forget, gone):
+    def conversation(self, said, forget, gone, state):
         """Returns (ids, number of messages left out) of the messages `said`.  With `forget`, the
         oldest exchanges are left out, as few as possible, so that a quarter of the context remains
         for the answer."""
@@ -409,14 +421,14 @@ class Reader:
                       f"{asked[-1][0] if asked else 'no message'}", "messages")
         system = [m for m in said[:1] if m[0] == "system"]
         if forget:
-            return self.newest_exchanges(system, said[len(system):], gone)
+            return self.newest_exchanges(system, said[len(system):], gone, state)
         if ne.is_alpaca(self.speaker.template):          # it uses only the last question
             self.need_room(sum(len(content) for _, content in said[len(asked) - 1:]), "messages")
         else:
             self.need_room(sum(len(content) for _, content in said), "messages")
-        return self.fitting(self.ids_of_messages(said), "messages"), 0
+        return self.fitting(self.ids_of_messages(said, state), "messages"), 0
 
-    def newest_exchanges(self, system, rest, gone):
+    def newest_exchanges(self, system, rest, gone, state):
         """`conversation` with `forget`: returns (ids, number of messages left out).
 
         An exchange begins at each message of the user.  If not all N exchanges fit, the last 1, 2,
@@ -433,7 +445,7 @@ class Reader:
             need_client(gone)
             kept = system + rest[starts[N - n]:]
             if sum(len(content) for _, content in kept) <= room * self.longest:
-                found[n] = self.ids_of_messages(kept)
+                found[n] = self.ids_of_messages(kept, state)
             return n in found and len(found[n]) <= room
 
         most, too_many = (N, N + 1) if fits(N) else (0, N)
@@ -446,12 +458,12 @@ class Reader:
             most, too_many = (n, too_many) if fits(n) else (most, n)
         most = max(1, most)                  # a single exchange may fill the context
         if most not in found:
-            found[most] = self.last_exchange(system + rest[starts[N - 1]:])
+            found[most] = self.last_exchange(system + rest[starts[N - 1]:], state)
         return self.fitting(found[most], "messages"), starts[N - most]
 
-    def last_exchange(self, kept):
+    def last_exchange(self, kept, state):
         self.need_room(sum(len(content) for _, content in kept), "messages")
-        return self.ids_of_messages(kept)
+        return self.ids_of_messages(kept, state)
 
     def list_of(self, messages):
         refuse_unless(isinstance(messages, list) and 0 < len(messages) <= MOST_MESSAGES,
@@ -474,12 +486,12 @@ class Reader:
         except ne.UserError as e:
             raise Refusal(400, str(e), "messages") from None
 
-    def ids_of_messages(self, messages):
+    def ids_of_messages(self, messages, state):
         """The ids up to where the answer begins, and those of its beginning if the last message is
         the assistant's.  The model has sampled ids for the answer alone, so it is encoded alone."""
         s, asked = self.speaker, without_beginning(messages)
         try:
-            ids = [int(i) for i in ne.chat_ids(s.template, asked, s.state, s.tokenizer)]
+            ids = [int(i) for i in ne.chat_ids(s.template, asked, state, s.tokenizer)]
         except ne.UserError as e:
             raise Refusal(400, str(e), "messages") from None
         for _, beginning in messages[len(asked):]:

@@ -175,7 +175,7 @@ class Terminal:
         self.said_in_chat()
         messages, ours = conversation_in(path)
         question = [] if messages[-1][0] == "user" else [("user", "Hello")]
-        chat_ids(speaker.template, [*messages, *question], speaker.state, speaker.tokenizer)
+        chat_ids(speaker.template, [*messages, *question], speaker.asked_state, speaker.tokenizer)
         first = messages[0][0] == "system"
         speaker.system = messages[0][1] if first else ""     # first, as it may be rejected
         speaker.forget()
