@@ -425,6 +425,7 @@ class Halves:
     def __enter__(self): return self
     def __exit__(self, *args): self.file.close()
     def fileno(self): return self.file.fileno()
+    def seek(self, at): self.file.seek(at)
     def write(self, data):
         data = memoryview(data).cast("B")
         for part in (data[:len(data) // 2], data[len(data) // 2:]):

@@ -131,7 +131,7 @@ def test_a_tied_gguf_comes_in_and_a_stretched_one_does_not(scaling, tokenizer, t
     monkeypatch.setattr(gguf, "GGUFWriter", Writer)
     run("export", path, "--gguf", tmp_path / "a.gguf")
     if scaling == "LINEAR":
-        assert "rope_type is linear" in refused(capsys, "import", tmp_path / "a.gguf",
+        assert "factor is None" in refused(capsys, "import", tmp_path / "a.gguf",
                                                 tmp_path / "b.bin")
         return
     run("import", tmp_path / "a.gguf", tmp_path / "b.bin")

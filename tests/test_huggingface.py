@@ -426,7 +426,7 @@ raw, weights = good.read_bytes(), (folder / "model.safetensors").read_bytes()
 texts = {{name: (folder / name).read_text(encoding="utf-8")
          for name in ("config.json", "tokenizer_config.json")}}
 NASTY = [-1, 0, 1, 1 << 31, 10 ** 30, 1e308, "", "x", None, True, [], {{}}, [[1]]]
-import_llama(str(good), str(out), True)
+import_llama(str(good), str(out), "f32", True)
 pages = int(open("/proc/self/statm", encoding="ascii").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (256 << 20),) * 2)
 counts = dict(read=0, refused=0)
@@ -455,7 +455,7 @@ for i in range({count}):
         (folder / name).write_text(json.dumps(root), encoding="utf-8")
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            import_llama(str(source), str(out), True)
+            import_llama(str(source), str(out), "f32", True)
         counts["read"] += 1
         ne.read_checkpoint(str(out))
     except ne.UserError as e:

@@ -245,7 +245,8 @@ def test_tensors_that_are_not_those_of_the_configuration(kind, small, capsys):
 
 
 @pytest.mark.parametrize("said, word", [("int4", "int4"), ("f32", "configuration"),
-                                        (None, "configuration"), ("", "expected f32 or int8")])
+                                        (None, "configuration"),
+                                        ("", "expected f32, bf16 or int8")])
 def test_what_it_says_of_its_matrices(said, word, small, capsys):
     header, data = take_apart(small)
     header["__metadata__"].pop("matrices")

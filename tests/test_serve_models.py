@@ -195,7 +195,7 @@ def test_the_lists_of_models(files):
 @contextlib.contextmanager
 def slow_reading(monkeypatch):
     """Reading a checkpoint begins, and waits: (has begun, may go on, names)"""
-    begun, go_on, names, original = threading.Event(), threading.Event(), [], ne.read_checkpoint
+    begun, go_on, names, original = threading.Event(), threading.Event(), [], ne.open_checkpoint
 
     def slow(path, **more):
         names.append(os.path.basename(path))
@@ -204,7 +204,7 @@ def slow_reading(monkeypatch):
         return original(path, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ne, "read_checkpoint", slow)
+        patch.setattr(ne, "open_checkpoint", slow)
         try:
             yield begun, go_on, names
         finally:
@@ -347,13 +347,13 @@ STARTS = """
 import sys, threading
 sys.path[:0] = [{root!r}]
 import nanoeuler as ne
-read = ne.read_checkpoint
+read = ne.open_checkpoint
 def slow(path, **more):
     if "second" in path:
         print("loading", flush=True)
         threading.Event().wait()
     return read(path, **more)
-ne.read_checkpoint = slow
+ne.open_checkpoint = slow
 sys.exit(ne.main(["serve", *{files!r}, "--port", "0", "--threads", "1", "--drain", "30"]))
 """
 

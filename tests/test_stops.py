@@ -60,8 +60,19 @@ def test_stop_tokens_travel_with_a_model(tokenizer, tmp_path):
     assert ne.read_checkpoint(str(tmp_path / "c.bin")).state.stops == list(SPECIALS[1:])
 
 
-@pytest.mark.parametrize("ids, words", [(7, "eos_token_id is 7"), ([0, "x"], "eos_token_id is 0"),
-                                        ([[1]], "unhashable"), ({"a": 1}, "unhashable")])
+def test_words_do_not_end_an_answer(tokenizer, tmp_path):
+    """transformers writes 2 where nobody has chosen a token."""
+    path = write(tmp_path / "a.bin", replace(TINY, vocab_size=512, n_mtp=1), tokenizer, **STATE)
+    run("export", path, tmp_path / "hf")
+    ids = [2, tokenizer.specials[SPECIALS[1]]]
+    change(tmp_path / "hf/generation_config.json", eos_token_id=ids)
+    run("import", tmp_path / "hf", tmp_path / "b.bin")
+    assert ne.read_checkpoint(str(tmp_path / "b.bin")).state.stops == [SPECIALS[1]]
+
+
+@pytest.mark.parametrize("ids, words", [
+    ("7", "eos_token_id is 7"), ([0, "x"], "eos_token_id is [0"), ([[1]], "expected ids"),
+    ({"a": 1}, "expected ids")])
 def test_other_ids_are_refused(ids, words, tokenizer, tmp_path, capsys):
     path = write(tmp_path / "a.bin", replace(TINY, vocab_size=512, n_mtp=1), tokenizer, **STATE)
     run("export", path, tmp_path / "hf")

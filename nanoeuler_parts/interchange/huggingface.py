@@ -61,14 +61,14 @@ GENERATION = "generation_config.json"
 def stops_in(path, tokenizer, eos):
     """The names of the tokens besides eos at which transformers ends an answer"""
     if not path.exists():
-        return ()
+        return []
     found, name_of = json_of(path).get("eos_token_id"), {
         k: name for name, k in tokenizer.specials.items()}
     ids = found if isinstance(found, list) else [] if found is None else [found]
     with reading(path, "correct it, or remove it"):
-        for k in ids:
-            need(k in name_of, f"eos_token_id is {k}, expected ids of special tokens")
-    return tuple(name_of[k] for k in ids if name_of[k] != eos)
+        need(all(type(k) is int for k in ids), f"eos_token_id is {found}, expected ids of tokens")
+    names = dict.fromkeys(name_of[k] for k in ids if k in name_of)       # others are words
+    return [name for name in names if name != eos]
 
 def llama_files(c):
     """{file name: content as JSON} of the files that accompany the tensors of a Checkpoint"""

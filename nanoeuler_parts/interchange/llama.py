@@ -104,24 +104,19 @@ def window_of(c):
         window = None
     need(window is None or type(window) is int and window > 0,
          f"its sliding_window is {window!r}, expected a positive number of tokens or null")
-    if window is not None and window >= c["max_position_embeddings"]:
-        window = None                        # it has no effect
+    has_effect = window is None or window < c["max_position_embeddings"]
+    window = window if has_effect else None
     need(kind != "llama" or window is None, f"its sliding_window is {window}, less than its "
          f"context of {c['max_position_embeddings']}, but a Llama has none")
     first = c["max_window_layers"] if kind.startswith("qwen") else 0     # layer with a window
     types = c.get("layer_types") or [SLIDING if window and i >= first else FULL
                                      for i in range(n_layer)]
     need(len(types) == n_layer, f"its layer_types has {len(types)} entries, expected {n_layer}")
-    if window is None:
-        return None if {*types} <= {FULL, SLIDING} else need_equal(types)
-    need_equal(types)
-    return window if types[0] == SLIDING else None
-
-def need_equal(types):
-    """Rejects layers of different kinds."""
     found = {*map(str, types)}
-    need(found in ({FULL}, {SLIDING}), f"its layer_types are {', '.join(sorted(found))}, expected "
-         f"{FULL} or {SLIDING} for all layers")
+    need(found in ({FULL}, {SLIDING}) or found == {FULL, SLIDING} and not has_effect,
+         f"its layer_types are {', '.join(sorted(found))}, expected {FULL} or {SLIDING} for all "
+         f"layers")
+    return window if types[0] == SLIDING else None
 
 # ==== Scaled RoPE ====
 def rope_entries(entries):

@@ -411,7 +411,7 @@ class Reader:
             raise self.too_long(f"{len(ids):,} tokens", name)
         return ids
 
-    def conversation(self, said, forget, gone, state):
+    def conversation(self, said, forget, gone, state=None):
         """Returns (ids, number of messages left out) of the messages `said`.  With `forget`, the
         oldest exchanges are left out, as few as possible, so that a quarter of the context remains
         for the answer."""
@@ -428,7 +428,7 @@ class Reader:
             self.need_room(sum(len(content) for _, content in said), "messages")
         return self.fitting(self.ids_of_messages(said, state), "messages"), 0
 
-    def newest_exchanges(self, system, rest, gone, state):
+    def newest_exchanges(self, system, rest, gone, state=None):
         """`conversation` with `forget`: returns (ids, number of messages left out).
 
         An exchange begins at each message of the user.  If not all N exchanges fit, the last 1, 2,
@@ -461,7 +461,7 @@ class Reader:
             found[most] = self.last_exchange(system + rest[starts[N - 1]:], state)
         return self.fitting(found[most], "messages"), starts[N - most]
 
-    def last_exchange(self, kept, state):
+    def last_exchange(self, kept, state=None):
         self.need_room(sum(len(content) for _, content in kept), "messages")
         return self.ids_of_messages(kept, state)
 
@@ -486,12 +486,14 @@ class Reader:
         except ne.UserError as e:
             raise Refusal(400, str(e), "messages") from None
 
-    def ids_of_messages(self, messages, state):
+    def ids_of_messages(self, messages, state=None):
         """The ids up to where the answer begins, and those of its beginning if the last message is
-        the assistant's.  The model has sampled ids for the answer alone, so it is encoded alone."""
+        the assistant's.  The model has sampled ids for the answer alone, so it is encoded alone.
+        state: what the template gets; None: the speaker's"""
         s, asked = self.speaker, without_beginning(messages)
         try:
-            ids = [int(i) for i in ne.chat_ids(s.template, asked, state, s.tokenizer)]
+            ids = [int(i) for i in ne.chat_ids(s.template, asked, state or s.asked_state,
+                                             s.tokenizer)]
         except ne.UserError as e:
             raise Refusal(400, str(e), "messages") from None
         for _, beginning in messages[len(asked):]:
