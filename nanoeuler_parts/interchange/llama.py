@@ -3,6 +3,7 @@
 import math
 import os
 from collections import namedtuple
+from dataclasses import replace
 from typing import NamedTuple
 
 from bpe import need, read_bytes, reading
@@ -89,9 +90,9 @@ def llama_config(entries, n_mtp=1):
         need(c[key] == expected, f"its {key} is {c[key]}, expected {expected}")
     need(not c.get("quantization_config"),
          "expected unquantized weights, found a quantization_config")
-    return Config(n_mtp=n_mtp, qkv_bias=kind == "qwen2", qk_norm=kind == "qwen3",
-                  window=window_of(c), **scaling_of(c, rope),
-                  **{ours: c[theirs] for ours, theirs, _ in LLAMA}).check()
+    cfg = Config(n_mtp=n_mtp, qkv_bias=kind == "qwen2", qk_norm=kind == "qwen3",
+                 **scaling_of(c, rope), **{ours: c[theirs] for ours, theirs, _ in LLAMA}).check()
+    return replace(cfg, window=window_of(c)).check()     # now the number of layers is a real one
 
 # ==== Sliding windows ====
 FULL, SLIDING = "full_attention", "sliding_attention"
