@@ -249,7 +249,7 @@ class Config(Settings):
     rope_theta: float = setting(10000.0, 1, 1e12)
     norm_eps: float = setting(1e-5, 1e-12, 1)
     tie_embeddings: bool = setting(False, 0, 0, "share the embedding matrix with output head 0")
-    # What other Llamas have: Qwen2, Qwen3, Mistral, and Llama 3 (4.4)
+    # Parts of Qwen2, Qwen3, Mistral and Llama 3, which a plain Llama lacks: sections 4.4, 4.5, 4.8
     qkv_bias: bool = setting(False, 0, 0, "add a bias to queries, keys and values, as Qwen2 does")
     qk_norm: bool = setting(False, 0, 0, "apply RMSNorm to each head of queries and keys, as Qwen3 "
                             "does")
@@ -353,7 +353,7 @@ def param_table(cfg):
     """
     size = dims_of(cfg)
     L, C, F, V, HD, GD = size.L, size.C, size.F, size.V, size.HD, size.G * size.D
-    biases, normed = size.QKV * cfg.qkv_bias, size.D * cfg.qk_norm   # 0 entries: has no such tensor
+    biases, normed = size.QKV * cfg.qkv_bias, size.D * cfg.qk_norm   # 0: the tensor is absent
     untied = size.P - cfg.tie_embeddings     # tied: wte is head 0, lm_head holds heads 1.. only
     std = 0.02 * math.sqrt(768 / C)          # GPT-2's 0.02 at C = 768; row length independent of C
     out_std = std / math.sqrt(2 * L)         # the 2L outputs to the residual stream (GPT-2, 2.3)

@@ -200,7 +200,21 @@ TEMPTING = {
     "chat_template": ["", CHATML, GEMMA, "{% if %}", [{"name": "default", "template": CHATML}]],
     "data_offsets": [[0, 0], [0, 4], [4, 0], [0, 1 << 60], [-8, 0], [0], "ab"],
     "shape": [[], [0], [8], [1 << 50], [-1], [-1, -1], [2.0, 4], ["8"]],
-    "id": [0, 1, 261, 262, -1, 1 << 40, 1.0, "1"]}
+    "id": [0, 1, 261, 262, -1, 1 << 40, 1.0, "1"],
+    "model_type": ["llama", "mistral", "qwen2", "qwen3", "gpt2", "qwen3_moe", "", None],
+    "architectures": [["LlamaForCausalLM"], ["Qwen3ForCausalLM"], ["GPT2LMHeadModel"], [], "x"],
+    "rope_type": ["default", "linear", "llama3", "yarn", "dynamic", "", None],
+    "rope_scaling": ["linear", "llama3", "yarn", "", {}, {"type": "yarn", "factor": 4.0}],
+    "factor": [1.0, 1e-3, 1e6, 0, -1.0], "rope_factor": [1.0, 1e-3, 1e6],
+    "original_max_position_embeddings": [0, 1, 64, 1 << 24, 1 << 40, 0.5],
+    "rope_original": [1, 64, 1 << 24], "low_freq_factor": [0, 1e-6, 4.0], "rope_low": [1e-6, 4.0],
+    "high_freq_factor": [1.0, 1e6], "beta_fast": [0, 1, 1e6], "mscale": [0, 1e-30, 1e30],
+    "attention_factor": [0, 1.0, 1e7], "sliding_window": [None, 0, 1, 5, 300, 1 << 17, 1 << 40],
+    "window": [None, 1, 5, 300, 1 << 17], "use_sliding_window": [True, False, None],
+    "layer_types": [[], ["full_attention"] * 2, ["sliding_attention", "full_attention"], "x"],
+    "attention_bias": [True, False, None], "qkv_bias": [True, False], "qk_norm": [True, False],
+    "eos_token_id": [0, [0, 1], [], [1 << 40], -1, None, "0"],
+    "stops": [[], ["</s>"], ["no"], [""], ["\ud800"], "</s>"]}
 
 
 def nodes(tree, path=()):
@@ -293,6 +307,12 @@ def as_lines(entries):
     return "".join(json.dumps(e) + "\n" for e in entries).encode()
 
 
+# Families of Llamas, by the parts that they add
+OTHERS = {"llama3": dict(rope_scaling="llama3", rope_factor=8.0, rope_original=64),
+          "mistral": dict(window=20), "qwen2": dict(qkv_bias=True, window=40),
+          "qwen3": dict(qk_norm=True, rope_scaling="yarn", rope_factor=4.0, rope_original=64)}
+
+
 def write_good_files():
     """Into this folder, which is empty."""
     text = TEXT.read_bytes()[:3000]
@@ -317,6 +337,11 @@ def write_good_files():
     runs("quantize", "chat.bin", "int8.bin")
     ne.write_checkpoint("none.bin", none, nothing, ne.State(), random_flat(none, 4, np.float32))
     runs("export", "chat.bin", "hf", "--gguf", "model.gguf")
+    for name, parts in OTHERS.items():
+        cfg = replace(chat, **parts)
+        state = ne.State(kind="chat", template=CHATML, stops=["<|im_end|>"])
+        ne.write_checkpoint(f"{name}.bin", cfg, tokenizer, state, random_flat(cfg, 2, np.float32))
+        runs("export", f"{name}.bin", f"hf_{name}", "--gguf", f"{name}.gguf")
     examples = [dict(instruction=f"Add {k} and 1.", input="x" * (k % 2), output=str(k + 1))
                 for k in range(12)]
     pairs = [dict(instruction=e["instruction"], input="", chosen=e["output"], rejected="No.")
@@ -515,6 +540,7 @@ def verb_on(rng, path, name=None):
 
 def checkpoints(rng, spoil=True):
     path = Path(rng.choice(["adamw.bin", "muon.bin", "chat.bin", "int8.bin", "few.bin",
+                            *(f"{name}.bin" for name in OTHERS),
                             *(["none.bin"] if spoil else [])]))
     lay(str(path), "text.txt", "examples.json", "pairs.jsonl")
     if spoil:
@@ -585,13 +611,14 @@ def spoil_folder(rng, folder):
 
 
 def folders(rng, spoil=True):
-    lay("hf/")
+    folder = Path(rng.choice(["hf", *(f"hf_{name}" for name in OTHERS)]))
+    lay(f"{folder}/")
     if spoil:
-        spoil_folder(rng, Path("hf"))
+        spoil_folder(rng, folder)
         if rng.random() < 0.3:
             with contextlib.suppress(Exception):         # what is spoilt already may have no parts
-                spoil_folder(rng, Path("hf"))
-    return imported(rng, "hf")
+                spoil_folder(rng, folder)
+    return imported(rng, folder)
 
 
 def spoil_parts(rng, path):
@@ -606,9 +633,9 @@ def spoil_parts(rng, path):
     file.data.flush()
 
 
-def rewrite_gguf(rng, path):
-    """The same model with other metadata, as the package writes it."""
-    meta = gguf_meta(ne.read_checkpoint("chat.bin"))
+def rewrite_gguf(rng, path, c):
+    """The model c, a Checkpoint, with other metadata, as the package writes it."""
+    meta = gguf_meta(c)
     for key in rng.sample(list(meta), rng.choice([1, 1, 2])):
         if isinstance(meta[key], list):
             some = list(meta[key])
@@ -627,12 +654,13 @@ def rewrite_gguf(rng, path):
             meta[key] = True
     path.unlink()
     with mock.patch("nanoeuler_parts.interchange.gguf.gguf_meta", lambda c: meta):
-        write_gguf(path, ne.read_checkpoint("chat.bin"), rng.choice(["f32", "f16", "BF16"]))
+        write_gguf(path, c, rng.choice(["f32", "f16", "BF16"]))
 
 
 def gguf_files(rng, spoil=True):
-    path = Path("model.gguf")
-    lay("model.gguf", "chat.bin")
+    name = rng.choice(["chat", *OTHERS])
+    path = Path("model.gguf" if name == "chat" else f"{name}.gguf")
+    lay(str(path), f"{name}.bin")
     kind = rng.randrange(6) if spoil else 9
     if kind < 2:
         path.write_bytes(spoilt(rng, path.read_bytes(), rng.choice([None, 60, 700, 9000])))
@@ -641,7 +669,7 @@ def gguf_files(rng, spoil=True):
             with contextlib.suppress(ValueError, IndexError):        # the first broke its reader
                 spoil_parts(rng, path)
     elif kind < 6:
-        rewrite_gguf(rng, path)
+        rewrite_gguf(rng, path, ne.read_checkpoint(f"{name}.bin"))
     return imported(rng, path)
 
 

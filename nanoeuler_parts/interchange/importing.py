@@ -18,15 +18,15 @@ from nanoeuler_parts.files.writing import need_another
 from nanoeuler_parts.interchange.gguf import llama_of_gguf
 from nanoeuler_parts.interchange.huggingface import folder_of_hub, IN_HUB, llama_of_folder
 
-REMEDY = ("give a Llama with a BPE tokenizer: a GGUF file, or a directory with config.json, "
-          "safetensors, tokenizer.json and tokenizer_config.json")
+GIVE_A_LLAMA = ("give a Llama with a BPE tokenizer: a GGUF file, or a directory with config.json, "
+                "safetensors, tokenizer.json and tokenizer_config.json")
 
 def tensors_to_write(f, source, matrices):
     """{name: Computed} of a checkpoint for the model f, a Found.  Each tensor is read and converted
     while it is written, so the model never is in memory as a whole."""
     def rows_of(name):
         def rows(start, stop):
-            with reading(source, REMEDY):
+            with reading(source, GIVE_A_LLAMA):
                 x = np.asarray(f.read(name, start, stop), np.float32)
                 need_finite(name, x, start)
             return x
@@ -57,7 +57,7 @@ def import_llama(source, out, dtype, force):
         source = folder_of_hub(source)
     for path in pathlib.Path(source).glob("*") if os.path.isdir(source) else ():
         need_another(out, path)
-    with reading(source, REMEDY):
+    with reading(source, GIVE_A_LLAMA):
         os.stat(source)                      # report a missing file before a missing package
         f = llama_of_folder(source) if os.path.isdir(source) else llama_of_gguf(source)
         state = State(kind="chat" if f.template else "base", template=f.template, bos=f.bos,
