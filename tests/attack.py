@@ -125,7 +125,8 @@ def runs(*args, stdin=b"", program="nanoeuler"):
         except SystemExit as e:              # --help
             code = e.code
     lines = [s for s in err.getvalue().split("\n") if s and not s.startswith("note:")]
-    if code in (0, None) and not lines:
+    probabilities = args[0] == "generate" and any(str(x).startswith("--logp") for x in args)
+    if code in (0, None) and (not lines or probabilities):
         return True
     one = len(lines) == 1 and lines[0].startswith(f"{program}: ") and lines[0].isprintable()
     if not (code == 2 and one):

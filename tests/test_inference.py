@@ -515,6 +515,14 @@ def test_lens_shows_numbers_of_the_model(tied, trained, tmp_path, capsys):
     assert abs(shown - share) <= 0.0051 + wrong * share * (1 - share)        # d softmax / d logit
 
 
+def test_lens_rejects_weights_that_make_infinite_numbers(checkpoint, capsys):
+    c = ne.read_checkpoint(str(checkpoint))
+    for gain in ne.views(c.flat, ne.param_table(c.cfg))[ne.VECTORS]:
+        gain[:] = 3e38
+    ne.write_checkpoint(str(checkpoint), c.cfg, c.tokenizer, c.state, c.flat)
+    refused(capsys, "lens", "to be", checkpoint, words=["finite", "too large"])
+
+
 def test_info(trained, said):
     shown = said("info", "nanoeuler.bin")
     c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))

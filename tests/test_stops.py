@@ -60,6 +60,16 @@ def test_stop_tokens_travel_with_a_model(tokenizer, tmp_path):
     assert ne.read_checkpoint(str(tmp_path / "c.bin")).state.stops == list(SPECIALS[1:])
 
 
+def test_a_stop_token_that_the_tokenizer_lacks_is_left_out(tokenizer, tmp_path):
+    package()
+    path = write(tmp_path / "a.bin", replace(TINY, vocab_size=512, n_mtp=1), tokenizer,
+                 **{**STATE, "stops": ["<|none|>", "", SPECIALS[1]]})
+    run("export", path, tmp_path / "hf", "--gguf", tmp_path / "a.gguf")
+    for source in "hf", "a.gguf":
+        run("import", tmp_path / source, tmp_path / "b.bin", "--force")
+        assert ne.read_checkpoint(str(tmp_path / "b.bin")).state.stops == [SPECIALS[1]]
+
+
 def test_words_do_not_end_an_answer(tokenizer, tmp_path):
     """transformers writes 2 where nobody has chosen a token."""
     path = write(tmp_path / "a.bin", replace(TINY, vocab_size=512, n_mtp=1), tokenizer, **STATE)

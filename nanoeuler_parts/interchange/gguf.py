@@ -96,6 +96,7 @@ def gguf_meta(c):
     cfg, s, specials = c.cfg, c.state, c.tokenizer.specials
     type_of = {f.name: f.type for f in fields(Config)}   # a float field stays a float, even 10000
     end = specials.get(s.eos, 0)
+    stops = [specials[name] for name in s.stops if name in specials]
     of_model = {**{key: type_of[name](getattr(cfg, name)) for name, _, key in LLAMA if key},
                 "attention.value_length": cfg.head_dim, "rope.dimension_count": cfg.head_dim,
                 **scaling_keys(cfg)}
@@ -106,7 +107,7 @@ def gguf_meta(c):
             "general.name": "NanoEuler", **gguf_of_tokenizer(c.tokenizer),
             "tokenizer.ggml.bos_token_id": specials.get(s.bos, end),
             "tokenizer.ggml.eos_token_id": end,
-            **{f"tokenizer.ggml.{key}": specials[name] for key, name in zip(STOPS, s.stops)},
+            **{f"tokenizer.ggml.{key}": token for key, token in zip(STOPS, stops)},
             "tokenizer.chat_template": (s.template or ALPACA) if s.kind == "chat" else ""}
 
 # ==== Families and scaled RoPE ====

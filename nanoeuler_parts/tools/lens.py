@@ -19,6 +19,8 @@ def euler_steps(model, tokens):
     cfg, p = model.cfg, model.p
     model.logits(tokens[None])
     states = model.a.x[0, :, -1].astype(np.float64)      # (2L + 1, C)
+    need(np.isfinite(states).all(), "the steps of this model are not finite; its weights are "
+         "damaged or too large")
     lm_head = p.wte if cfg.tie_embeddings else p.lm_head[0]
 
     def said(x):
