@@ -216,13 +216,21 @@ def made_once(make):
         return filed(make(*args), make.__name__, args)
     return maker
 
-stream = None                                # all work is queued here, in order
+class Context:
+    """What launches have in common"""
+    stream = None                            # all work is queued here, in order
+    highest = "wgmma"                        # of PATHS that may be used just now: see `at_most`
+
+    def __init__(self):
+        self.tensor_maps = {}                # those of calls outside of `at_most`: see `map_of`
+
+gpu = Context()
 
 def launch(kernel, *args, grid, block, smem=0, resident=False):
     """Queues kernel(*args).  grid, block: numbers of blocks and of their threads, or tuples of them
     along x, y, z; smem: bytes of dynamic shared memory a block; resident: the blocks wait for each
     other, so all must be on the GPU at once."""
-    config = kernel[grid, block, stream, smem]
+    config = kernel[grid, block, gpu.stream, smem]
     checks = config.pre_launch_callbacks     # kept by numba-cuda, as the config of equal launches
     for wanted, check in (smem > 0, allow_shared), (resident, need_resident):
         if wanted and once(check) not in checks:
@@ -239,7 +247,6 @@ def cdiv(n, size):
 
 # Ways to multiply bfloat16, each above the last: plain Numba, and those of section 12
 PATHS = ("portable", "mma", "wgmma")
-highest = "wgmma"                            # of PATHS that may be used just now: see `at_most`
 
 def kernel_path():
     """The highest of PATHS that this GPU has, and that may be used just now."""
@@ -249,7 +256,7 @@ def kernel_path():
         top = "mma"
     if capability == (9, 0):                 # newer ones have other instructions instead
         top = "wgmma"
-    return min(top, highest, key=PATHS.index)
+    return min(top, gpu.highest, key=PATHS.index)
 
 def has(dtype):
     """Whether the GPU can round to it: bfloat16 came with capability 8.0."""
@@ -346,7 +353,7 @@ def needs_of(table):
 
 # ---- arrays on the device
 def new(shape, dtype):
-    return cuda.device_array(shape, dtype, stream=stream)
+    return cuda.device_array(shape, dtype, stream=gpu.stream)
 
 def free_bytes():
     """What the driver has left of the device's memory."""
@@ -360,21 +367,21 @@ def release_garbage():
 
 def to_device(x, dtype=None):
     x = np.ascontiguousarray(x, dtype)
-    out = cuda.to_device(x, stream=stream)
-    stream.synchronize()                     # the driver may still read x until then
+    out = cuda.to_device(x, stream=gpu.stream)
+    gpu.stream.synchronize()                 # the driver may still read x until then
     return out
 
 def to_host(x):
     """A copy, whole when this returns: all that was queued before is done."""
-    out = x.copy_to_host(stream=stream)
-    stream.synchronize()
+    out = x.copy_to_host(stream=gpu.stream)
+    gpu.stream.synchronize()
     return out
 
 def view(x, start, shape, strides=None):
     """Elements `start` and on of device array x as (shape); strides in elements.  No copy."""
     size = x.dtype.itemsize
     strides = strides or [math.prod(shape[i + 1:]) for i in range(len(shape))]
-    return DeviceNDArray(shape, [s * size for s in strides], x.dtype, stream,
+    return DeviceNDArray(shape, [s * size for s in strides], x.dtype, gpu.stream,
                          x.gpu_data.view(start * size))
 
 def number(x, v):
@@ -1274,7 +1281,7 @@ class Model:
             for name, values in (("dtype", DTYPES), ("matmul", PATHS)):
                 given = getattr(options, name)
                 need(given in values, f"--{name} is {given}, expected {' or '.join(values)}")
-        self.top = options.matmul if options else highest    # kernel path, of this model's launches
+        self.top = options.matmul if options else gpu.highest        # kernel path of this model
         need(has(dtype), "bfloat16 needs a GPU of capability 8.0 or newer; use --dtype f32")
         self.cfg, self.table = cfg, ne.param_table(cfg)
         self.kept = 1 if recompute else cfg.n_layer      # layers whose insides are there at once
@@ -1529,7 +1536,7 @@ class Model:
                 rmsnorm_again(a.y, a.x[i], norm.gain, norm.rstd)
                 inside(i // 2)
 
-        d.x.gpu_data.memset(0, stream=stream)            # nothing passes the heads by
+        d.x.gpu_data.memset(0, stream=gpu.stream)        # nothing passes the heads by
         step_backward(2 * L)                 # d.y is of what they read
         for l in range(L - 1, -1, -1):
             k = l % self.kept
@@ -1572,16 +1579,16 @@ class Model:
         for x in (tokens, targets):          # kernels do not look: they would read and write beyond
             need(x.max() < self.cfg.vocab_size, "a token that the model has not")
         need(tokens.min() >= 0, "a token that is negative")
-        stream.synchronize()                 # an earlier copy may still read what is staged
+        gpu.stream.synchronize()             # an earlier copy may still read what is staged
         staged = self.staged.reshape(-1, B, T)           # tokens, then the targets of each head
         staged[0, :b] = tokens
         staged[0, b:] = 0
         staged[1:, :b] = targets
         staged[1:, b:] = -1
-        self.ids.copy_to_device(self.staged, stream=stream)
+        self.ids.copy_to_device(self.staged, stream=gpu.stream)
         self.staged_weight[:b] = weight
         self.staged_weight[b:] = 0
-        self.weight.copy_to_device(self.staged_weight, stream=stream)
+        self.weight.copy_to_device(self.staged_weight, stream=gpu.stream)
 
     def gradient(self, tokens, targets, weight):
         """Queues g += d(sum_bk weight[b, k] CE_bk)/dp of one micro-batch, and its losses.
@@ -1598,11 +1605,11 @@ class Model:
         need(not hyper.muon_lr, f"muon_lr is {hyper.muon_lr:g}, and the GPU has AdamW only: train "
              f"with Muon on the CPU: {ON_CPU} train")
         self.staged_hyper[:] = hyper         # it must live until the driver has read it
-        self.hyper.copy_to_device(self.staged_hyper, stream=stream)
+        self.hyper.copy_to_device(self.staged_hyper, stream=gpu.stream)
         self.step(lambda: adamw(self.flat, self.copies, self.g_flat, self.m, self.v, self.n_decay,
                                 self.hyper, self.partial, self.results))
         results = to_host(self.results)
-        self.results.copy_to_device(self.zero, stream=stream)
+        self.results.copy_to_device(self.zero, stream=gpu.stream)
         return results[:-1], float(results[-1])
 
     def losses(self, tokens, targets):
@@ -1643,7 +1650,7 @@ class Model:
         sources = view(self.copies, 0, (n,)), view(self.flat, n, (self.flat.size - n,))
         matrices, gains = (new(x.shape, x.dtype) for x in sources)
         for to, source in zip((matrices, gains), sources):
-            to.copy_to_device(source, stream=stream)
+            to.copy_to_device(source, stream=gpu.stream)
         with at_most(self.top):
             return Decoder.of(self.cfg, matrices, gains)
 
@@ -1864,7 +1871,7 @@ class Decoder(ne.Decoder):
             self.steps.copy(source, slot, n)
         else:
             for to, of in zip(self.slots[slot][:2], self.slots[source][:2]):
-                to.copy_to_device(of, stream=stream)     # whole: that takes no longer
+                to.copy_to_device(of, stream=gpu.stream)     # whole: that takes no longer
         self.texts[slot] = self.texts[source][:n]
         return n
 
@@ -2020,7 +2027,7 @@ class Decoder(ne.Decoder):
             logits, _ = self.steps.compute([token], [0], [position], [0])
             return logits[0]
         at = np.array([token, position], np.int32)
-        self.at.copy_to_device(at, stream=stream)
+        self.at.copy_to_device(at, stream=gpu.stream)
         self.graph(self.queue)
         return to_host(self.device_logits)
 
@@ -2784,7 +2791,7 @@ def heads_a_block(H, G):
 
 def rows_refused(cfg):
     """Why this section cannot take a model with matrices in bfloat16, or "" """
-    gpu, size = cuda.get_current_device(), ne.dims_of(cfg)
+    size = ne.dims_of(cfg)
     if kernel_path() == "portable":
         return "the kernel path is portable, or the GPU older than capability 8.0"
     if cfg.qk_norm:
@@ -2796,7 +2803,8 @@ def rows_refused(cfg):
             return f"{name} is {n}, no multiple of {unit}"
     if size.D > 128:
         return f"head_dim is {size.D}, more than 128"
-    smem, room = whole_smem(size, 1), gpu.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    smem = whole_smem(size, 1)
+    room = cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
     if smem > room:
         return f"a block would need {smem:,} bytes of shared memory, it may have {room:,}"
     return ""
@@ -2843,18 +2851,18 @@ def upload(x, staged):
     """Queues the copy of pinned memory to the beginning of an array, as copy_to_device would, which
     looks at both first."""
     ok(driver.cuMemcpyHtoDAsync(int(x.gpu_data.device_pointer), staged.ctypes.data, staged.nbytes,
-                                int(stream.handle)))
+                                int(gpu.stream.handle)))
 
 def download(staged, x):
     """Queues the copy of the beginning of an array to pinned memory."""
     ok(driver.cuMemcpyDtoHAsync(staged.ctypes.data, int(x.gpu_data.device_pointer), staged.nbytes,
-                                int(stream.handle)))
+                                int(gpu.stream.handle)))
 
 def row_to(x, out, start):
     """Queues the copy of a row's numbers, out's from `start` on, to the first row of x."""
     ok(driver.cuMemcpyDtoDAsync(int(x.gpu_data.device_pointer),
                                 int(out.gpu_data.device_pointer) + start * out.dtype.itemsize,
-                                x.shape[1] * x.dtype.itemsize, int(stream.handle)))
+                                x.shape[1] * x.dtype.itemsize, int(gpu.stream.handle)))
 
 # Groups of a block of qkv and gate_up, and of the others.  Kernels for a few rows and for many
 # compute the same bits.
@@ -2886,7 +2894,7 @@ class RowSteps:
 
     def __init__(self, cfg, weights, slots, T):
         size, self.cfg, self.p, self.T = ne.dims_of(cfg), cfg, weights, T
-        self.top, self.hopper = highest, has_copy_engine()           # whatever is capped later
+        self.top, self.hopper = gpu.highest, has_copy_engine()       # whatever is capped later
         self.size = size
         room = cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         self.groups = max(groups for groups in TURNS_AT_ONCE if whole_smem(size, groups) <= room)
@@ -2966,7 +2974,7 @@ class RowSteps:
             self.drawn_slots = slots
             self.tell(asked)
             self.run(tokens, slots, positions, wanted, drawn=True)
-            self.done[0].record(stream)
+            self.done[0].record(gpu.stream)
         ahead = self.queue_ahead(asked, later) if len(later) == len(wanted) == len(tokens) else None
         self.done[asked.ring].synchronize()
         found = self.chosen[asked.ring, :len(wanted)].tolist()
@@ -2986,7 +2994,7 @@ class RowSteps:
         self.tell(ahead)
         rows = power_of_two(count)
         self.launch(StepKind(rows, self.parts_bucket(longest), rows, True, True, True))
-        self.done[ahead.ring].record(stream)
+        self.done[ahead.ring].record(gpu.stream)
         return ahead
 
     def read_prompt(self, slot, ids, wanted):
@@ -3047,7 +3055,7 @@ class RowSteps:
     def wait(self):
         """Until the device has done all, and what is staged may be written"""
         if self.under_way:
-            stream.synchronize()
+            gpu.stream.synchronize()
         self.under_way, self.ahead = False, None
 
     def stage(self, i, tokens, slots, positions, wanted, line):
@@ -3457,7 +3465,7 @@ def stretch(x, start, stop):
 
 def as_bytes(x):
     """A flat device array, as NCCL takes any."""
-    return DeviceNDArray((x.nbytes,), (1,), np.dtype(np.uint8), stream, x.gpu_data)
+    return DeviceNDArray((x.nbytes,), (1,), np.dtype(np.uint8), gpu.stream, x.gpu_data)
 
 NCCL = "pip install 'nccl4py>=0.6,<0.7' nvidia-nccl-cu13"
 
@@ -3475,12 +3483,12 @@ class Links:
         probe = new((self.size, 1), np.float32)          # NCCL connects two when they first meet,
         rows = [probe[r] for r in range(self.size)]      # and takes memory for that: do it now
         self.exchange([rows[self.rank]] * self.size, rows)
-        stream.synchronize()
+        gpu.stream.synchronize()
 
     def exchange(self, sent, received):
         """Sends sent[r] to each other rank r, and receives received[r] from it: flat arrays, or
         None for nothing."""
-        queue = int(stream.handle)
+        queue = int(gpu.stream.handle)
         with self.together():
             for r in range(self.size):
                 if r != self.rank:
@@ -3700,7 +3708,7 @@ class RankedModel(DataParallel, Model):
         own_p, own_w, own_g = (stretch(x, own.start, own.stop)
                                for x in (self.flat, self.copies, self.g_flat))
         self.staged_hyper[:] = hyper         # it must live until the driver has read it
-        self.hyper.copy_to_device(self.staged_hyper, stream=stream)
+        self.hyper.copy_to_device(self.staged_hyper, stream=gpu.stream)
         partials = [self.partials[r] for r in range(self.ranks.size)]
         launch(square_sums_kernel, partials[rank], own_g, grid=SUMS, block=256)
         self.links.exchange([partials[rank]] * self.ranks.size, partials)
@@ -3710,10 +3718,10 @@ class RankedModel(DataParallel, Model):
                grid=1024, block=256)
         for stale in stretch(self.g_flat, 0, own.start), stretch(self.g_flat, own.stop, n):
             if stale is not None:            # of others' parts: the next step adds to zero
-                stale.gpu_data.memset(0, stale.nbytes, stream=stream)
-        self.results.copy_to_host(self.told, stream=stream)
-        self.updated.record(stream)
-        self.results.copy_to_device(self.zero, stream=stream)
+                stale.gpu_data.memset(0, stale.nbytes, stream=gpu.stream)
+        self.results.copy_to_host(self.told, stream=gpu.stream)
+        self.updated.record(gpu.stream)
+        self.results.copy_to_device(self.zero, stream=gpu.stream)
 
         def results():
             self.updated.synchronize()
@@ -3884,11 +3892,10 @@ def gpu_problem():
         return f"{' '.join(lines[:2])} {remedy}"
 
 def open_device():
-    global stream
-    if stream is None:
+    if gpu.stream is None:
         if problem := gpu_problem():
             raise UserError(problem)
-        stream = cuda.stream()
+        gpu.stream = cuda.stream()
 
 def allow_shared(compiled, config):
     """Before a launch whose blocks have more than 48 KB of shared memory, that of their arrays and
@@ -3950,8 +3957,8 @@ def doctor():
     problem = gpu_problem()
     if not problem:
         free, total = cuda.current_context().get_memory_info()
-        gpu = cuda.get_current_device()      # the first, or what CUDA_VISIBLE_DEVICES says
-        rows += [("uses", "{}, sm_{}{}".format(gpu.name, *gpu.compute_capability)),
+        found = cuda.get_current_device()    # the first, or what CUDA_VISIBLE_DEVICES says
+        rows += [("uses", "{}, sm_{}{}".format(found.name, *found.compute_capability)),
                  ("matmul, attention", kernel_path()),
                  ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}"),
                  ("this process", f"rank {PLACE.rank} of {PLACE.size}, sees "
@@ -4018,7 +4025,7 @@ class Graph:
             self.kernels_loaded = True       # not if it raised
             return
         if self.graph is None:
-            self.handle = driver.CUstream(int(stream.handle))
+            self.handle = driver.CUstream(int(gpu.stream.handle))
             self.record(function, self.handle)
         ok(driver.cuGraphLaunch(self.graph, self.handle))
 
@@ -4043,19 +4050,16 @@ class Graph:
             driver.cuGraphExecDestroy(self.graph)
             driver.cuGraphDestroy(self.recorded)
 
-tensor_maps = {}                             # those of calls outside of `at_most`: see `map_of`
-
 @contextlib.contextmanager
 def at_most(top, maps=None):
     """Meanwhile no kernel path above this one is used.  `maps` keeps the tensor maps that are made:
     kernels and recorded graphs read them as long as they run; None: they go with this block."""
-    global highest, tensor_maps
-    before = highest, tensor_maps
-    highest, tensor_maps = top, {} if maps is None else maps
+    before = gpu.highest, gpu.tensor_maps
+    gpu.highest, gpu.tensor_maps = top, {} if maps is None else maps
     try:
         yield
     finally:
-        highest, tensor_maps = before
+        gpu.highest, gpu.tensor_maps = before
 
 # ==== 12.2 Numbers ====
 # The device functions of section 3 that are made of LLVM's instructions, one for each type.
@@ -4399,9 +4403,9 @@ def map_of(x, box_rows):
     """The tensor map of a matrix, made once for each user of `at_most`.  It holds an address: where
     other memory comes to lie there later, of the same shape, it is right again."""
     key = (int(x.gpu_data.device_pointer), *x.shape, x.strides[0], box_rows, x.dtype.itemsize)
-    if key not in tensor_maps:
-        tensor_maps[key] = tensor_map(*key)
-    return tensor_maps[key]
+    if key not in gpu.tensor_maps:
+        gpu.tensor_maps[key] = tensor_map(*key)
+    return gpu.tensor_maps[key]
 
 # ==== 12.4 Tiles and tensor cores ====
 # A tile lies in shared memory in rows of 128 bytes: 64 numbers of bfloat16, eight chunks of 16
@@ -5109,10 +5113,10 @@ def mma_matmul(out, a, b, a_mn, b_mn, semaphores):
     """One part of a tile a block, four warps"""
     (M, N), K = out.shape, a.shape[0] if a_mn else a.shape[1]
     tiles = cdiv(M, MMA_TILE) * cdiv(N, MMA_TILE)
-    gpu = cuda.get_current_device()          # its registers are enough for MMA_BLOCKS at once
+    device = cuda.get_current_device()       # its registers are enough for MMA_BLOCKS at once
     of_a_block = MMA_SMEM + RESERVED_SMEM
-    blocks_each = min(MMA_BLOCKS, gpu.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR // of_a_block)
-    blocks = gpu.MULTIPROCESSOR_COUNT * blocks_each
+    blocks_each = min(MMA_BLOCKS, device.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR // of_a_block)
+    blocks = device.MULTIPROCESSOR_COUNT * blocks_each
     splits = splits_of(tiles, K, semaphores, MMA_TURN, blocks)
     accumulate = semaphores is not None
     unused = out                             # the kernel wants an array, which nobody reads
@@ -5814,7 +5818,7 @@ class OpTests:
             on_cpu(*expected, *plain)
         expected = [as_sum(y) if isinstance(x, Sum) else y
                     for x, y in zip(outputs, expected, strict=True)]
-        runs = [(name, highest, dtypes)]
+        runs = [(name, gpu.highest, dtypes)]
         if kernel_path() == "wgmma" and name.startswith(("matmul", "attention")):
             runs.append((name + ", mma", "mma", ("bf16",)))
         for run_name, top, run_dtypes in runs:
@@ -6013,7 +6017,7 @@ def add_rows_tests(ops):
         expected = [as_sum(model.logits(np.array([text], np.int32))[0, 0].copy())
                     for text in texts]
         long = [i for i, text in enumerate(texts) if len(text) > BY_ROWS]
-        paths = [("", highest)]
+        paths = [("", gpu.highest)]
         if has_copy_engine() and i % 3 == 1: # compiling takes longest; only where W lies differs
             paths.append((", mma", "mma"))
         for suffix, top in paths:
@@ -6146,13 +6150,13 @@ def gradient_check(preset="base", batch=1):
     wanted = {**cpu.g._asdict(), "loss": expected}
     rows = {name: [] for name, y in wanted.items() if y.size}        # a tensor that the model has
     for dtype in dtypes:
-        gpu = Model(cfg, flat, dtype=dtype)
-        gpu.gradient(tokens, targets, weight)
-        grads = ne.views(to_host(gpu.g_flat), gpu.table)._asdict()
-        grads["loss"], _ = gpu.update(ne.Hyper(*np.ones(8)))
+        model = Model(cfg, flat, dtype=dtype)
+        model.gradient(tokens, targets, weight)
+        grads = ne.views(to_host(model.g_flat), model.table)._asdict()
+        grads["loss"], _ = model.update(ne.Hyper(*np.ones(8)))
         for name, row in rows.items():
             row.append(errors(grads[name], wanted[name]))
-        del gpu                              # before the next takes its memory
+        del model                            # before the next takes its memory
     rows["worst"] = np.max([*rows.values()], axis=0)     # a NaN stays a NaN
     for name, row in rows.items():
         print(f"{name:<12}" + "".join(f"   {norm:.1e} {largest:.1e} " for norm, largest in row))

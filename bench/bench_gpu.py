@@ -90,7 +90,7 @@ KINDS = {BF16: np.uint16, torch.float32: np.float32, torch.float64: np.float64,
 def shared(t):
     """The engine's array in the memory of a tensor."""
     x = cuda.as_cuda_array(t.view(torch.int16) if t.dtype == BF16 else t)
-    return nc.DeviceNDArray(x.shape, x.strides, np.dtype(KINDS[t.dtype]), nc.stream, x.gpu_data)
+    return nc.DeviceNDArray(x.shape, x.strides, np.dtype(KINDS[t.dtype]), nc.gpu.stream, x.gpu_data)
 
 def many(n, *shape, dtype=BF16, scale=1.0):
     """n tensors of normal numbers."""
@@ -142,7 +142,7 @@ def ours(f):
     return Side(lambda: graph(run), our_stream())
 
 def our_stream():
-    return torch.cuda.ExternalStream(int(nc.stream.handle))
+    return torch.cuda.ExternalStream(int(nc.gpu.stream.handle))
 
 @functools.cache
 def side_stream():
@@ -451,7 +451,7 @@ def kernel_cases(cfg, B, T):
 
     def fill(n):
         x = arrays(n, BT, C)
-        return lambda i: x[i % n].gpu_data.memset(0, BT * C * 2, nc.stream)
+        return lambda i: x[i % n].gpu_data.memset(0, BT * C * 2, nc.gpu.stream)
 
     table = 4 * V * C
     return {"rmsnorm_forward": (BT * C * (3 * 2 + 2 * 4) + 4 * BT, rmsnorm_forward),

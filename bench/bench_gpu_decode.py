@@ -73,7 +73,7 @@ def device_ms(decoder, batch, T):
         def many():
             for _ in range(100 * nc.cdiv(batch, nc.AT_ONCE)):
                 replay()
-            nc.stream.synchronize()
+            nc.gpu.stream.synchronize()
         total += median_ms(many) / 100
     return total / len(range(unit, T + unit, unit))
 
@@ -86,7 +86,7 @@ def prompt_device_ms(decoder, T):
         for _ in range(20):
             prompt(None)
             logits(None)
-        nc.stream.synchronize()
+        nc.gpu.stream.synchronize()
     return median_ms(many) / 20
 
 def prompt_ms(decoder, T):
@@ -131,7 +131,7 @@ def kernel_us(decoder, batch):
 
             def replay(graph=graph, row=row):
                 graph(row)
-                nc.stream.synchronize()
+                nc.gpu.stream.synchronize()
             out[name, overlap is nc.overlapping] = 1e3 * median_ms(replay, 5) / 200
     assert size.L > 1
     return out

@@ -80,7 +80,7 @@ def communication(nc, model, n=20):
     def once():
         model.sum_gradients()
         model.share_parameters()
-        nc.stream.synchronize()
+        nc.gpu.stream.synchronize()
     once()
     began = time.perf_counter()
     for _ in range(n):

@@ -49,7 +49,7 @@ class Memory:
         return Memory(self.device, self.address + start, stop - start, self.owner or self)
 
     def memset(self, byte, count=None, stream=0):
-        assert byte == 0 and stream is nc.stream         # or a graph would not record it
+        assert byte == 0 and stream is nc.gpu.stream         # or a graph would not record it
 
     @property
     def device_pointer(self):
@@ -541,7 +541,7 @@ def dry_run(total=1 << 50):
                 (nc, "upload", upload), (nc, "download", lambda staged, x: upload(x, staged)),
                 (nc, "row_to", row_to),
                 (sys.modules["numba.cuda.cudadrv.devices"], "get_context", lambda *_: context),
-                (nc, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),
+                (nc.gpu, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),
                 (nc.Graph, "enabled", False),
                 (Dispatcher, "__getitem__", lambda kernel, key: device.configure(kernel, key)),
                 (nc.DeviceNDArray, "__getitem__", nc.DeviceNDArray._do_getitem),

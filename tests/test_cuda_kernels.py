@@ -344,7 +344,7 @@ def test_the_driver_is_asked_between_launches(monkeypatch):
     config = Config()
     monkeypatch.setattr(nc, "allow_shared", lambda *of: asked.append(("shared", config.within)))
     monkeypatch.setattr(nc, "need_resident", lambda *of: asked.append(("resident", config.within)))
-    kernel = {(1, 32, nc.stream, 50 << 10): config}
+    kernel = {(1, 32, nc.gpu.stream, 50 << 10): config}
     for resident in False, True, True:
         nc.launch(kernel, 7, grid=1, block=32, smem=50 << 10, resident=resident)
     assert launched == [(7,)] * 3 and asked == [("shared", False), ("resident", False)]

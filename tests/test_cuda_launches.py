@@ -39,7 +39,7 @@ def test_a_model_keeps_to_its_own_way_to_multiply(first, dry):
         options = SimpleNamespace(dtype="bf16", matmul=way, recompute=False)
         models.setdefault(way, nc.Model(cfg, flat, options=options))
         alone.setdefault(way, kernels_of_a_step(models[way]))
-    assert nc.highest == "wgmma" and len({frozenset(x) for x in alone.values()}) == 3
+    assert nc.gpu.highest == "wgmma" and len({frozenset(x) for x in alone.values()}) == 3
     for way, model in models.items():
         assert kernels_of_a_step(model) == alone[way]
 
@@ -420,7 +420,7 @@ def test_less_shared_memory_takes_none_from_a_launch_before(dry, monkeypatch):
 
 def test_a_launch_asks_what_an_equal_one_before_it_did_not(monkeypatch):
     """numba-cuda has one config, with its checks, for all launches of a kernel that are alike."""
-    monkeypatch.setattr(nc, "stream", None)
+    monkeypatch.setattr(nc.gpu, "stream", None)
 
     class Config:
         pre_launch_callbacks = []
@@ -471,7 +471,7 @@ def said(monkeypatch):
     monkeypatch.setattr(nc, "driver", SimpleNamespace(
         CUstream=int, CUstreamCaptureMode=SimpleNamespace(
             CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1), **{name: call(name) for name in names}))
-    monkeypatch.setattr(nc, "stream", SimpleNamespace(handle=0))
+    monkeypatch.setattr(nc.gpu, "stream", SimpleNamespace(handle=0))
     monkeypatch.setattr(cuda, "defer_cleanup", contextlib.nullcontext)
     return said
 
@@ -570,7 +570,7 @@ def test_attention_keeps_its_inputs_until_the_kernels_are_queued(capability, dry
 def test_the_host_waits_for_what_it_reads(dry, monkeypatch):
     """A copy between the device and memory that is not pinned may come back before it is done."""
     read, said = nc.DeviceNDArray.copy_to_host, []
-    monkeypatch.setattr(nc.stream, "synchronize", lambda: said.append("waits"))
+    monkeypatch.setattr(nc.gpu.stream, "synchronize", lambda: said.append("waits"))
     monkeypatch.setattr(nc.DeviceNDArray, "copy_to_host",
                         lambda x, **rest: said.append("reads") or read(x, **rest))
     model, ids = blank(TINY), np.zeros((2, 8), np.int32)
@@ -595,7 +595,7 @@ def test_what_is_copied_lives_until_the_host_waits(dry, monkeypatch):
         sources.clear()
 
     monkeypatch.setattr(nc.DeviceNDArray, "copy_to_device", copied)
-    monkeypatch.setattr(nc.stream, "synchronize", synchronize)
+    monkeypatch.setattr(nc.gpu.stream, "synchronize", synchronize)
     model = blank(TINY)
     decoder = model.decoder()
     step(model, 2, 8)

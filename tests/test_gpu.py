@@ -244,7 +244,7 @@ def test_a_bad_gradient_leaves_everything_as_it_was(bad):
     before = [x.copy() for x in model.buffers()]
     g = nc.to_host(model.g_flat)
     g[g.size // 2] = bad
-    model.g_flat.copy_to_device(g, stream=nc.stream)
+    model.g_flat.copy_to_device(g, stream=nc.gpu.stream)
     _, norm = model.update(hyper(4))
     assert not np.isfinite(norm)
     for x, y in zip(model.buffers(), before):
