@@ -21,8 +21,8 @@ takes it; in 5, `forward` takes two a layer, and `backward` walks back along the
 
 Sections 1 to 9 are a whole engine in plain Numba, for any GPU and type; who reads them needs no
 more than CUDA's threads and blocks.  9.1, which is better read after 12, makes generation fast, and
-11 lets several GPUs train one model.  Section 12 is what makes it work and fast: launches, numbers
-and instructions that Numba lacks, and then the same products and the same attention once more, in
+11 lets several GPUs train one model.  Section 12 is what makes it fast: instructions that Numba
+lacks, and then the same products and the same attention once more, in
 bfloat16 on tensor cores, which `matmul` of 4.1 and `attention_of` of 4.5 take where the GPU has
 them.
 
@@ -30,16 +30,15 @@ Contents
     1    Device: kernels and launches         6    Optimizer
     2    Memory: what a run keeps             9    Inference
     3    Building blocks: numbers, sums       9.1  Rows on tensor cores: steps of a decoder
-    4.1  Matmul                               12.1 Launches: doctor, graphs, kernels on disk
-    4.2  Embedding                            12.2 Numbers: bfloat16, vectors, in LLVM
-    4.3  RMSNorm, and the Euler step          12.3 Instructions: PTX, barriers, copies
-    4.4  RoPE                                 12.4 Tiles and tensor cores: mma, wgmma
-    4.5  Attention                            12.5 Matmul on tensor cores
-    4.6  SwiGLU                               12.6 Attention on tensor cores
-    4.7  Cross-entropy                        12.7 Self-tests
-    4.8  Biases and norms of q and k          13   Command line
+    4.1  Matmul                               11   Several GPUs
+    4.2  Embedding                            12.3 Instructions: PTX, barriers, copies
+    4.3  RMSNorm, and the Euler step          12.4 Tiles and tensor cores: mma, wgmma
+    4.4  RoPE                                 12.5 Matmul on tensor cores
+    4.5  Attention                            12.6 Attention on tensor cores
+    4.6  SwiGLU                               12.7 Self-tests
+    4.7  Cross-entropy                        13   Command line
+    4.8  Biases and norms of q and k
     5    Model: forward, heads, backward
-    11   Several GPUs
 
 Shapes  As in nanoeuler.py: B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim,
         F n_hidden, V vocab_size, L n_layer, P n_mtp.  Here the batch is flat: BT = B * T rows,
@@ -86,68 +85,24 @@ from dataclasses import dataclass, fields, make_dataclass, replace
 from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
-# What starts this program and the other one, as the user typed it: pip's commands, or the files
-INSTALLED = os.path.basename(sys.argv[0]).removesuffix(".exe") == "nanoeuler-cuda"
-HERE, ON_CPU = (("nanoeuler-cuda", "nanoeuler") if INSTALLED else
-                ("python nanoeuler_cuda.py", "python nanoeuler.py"))
+from nanoeuler_parts.gpu.doctor import (
+    HERE, links_found, NCCL, nccl_found, ON_CPU, PIP, report,
+)
+from nanoeuler_parts.gpu.place import PLACE, visible
 
-PACKAGES = ("numpy", "numba", "llvmlite", "numba-cuda", "cuda-core", "cuda-bindings",
-            "nvidia-nvvm", "nvidia-nvjitlink", "nccl4py")
-
-def report(problem, more=()):
-    """Prints the packages and the driver that are here, `more` rows, and the problem, if there is
-    one.  Returns the exit code of `doctor`.  Not even numba need be there."""
-    here = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    rows = [(name, here.get(name, "not installed")) for name in PACKAGES]
+# As a program, this file imports itself as a module, as nanoeuler.py does, and calls its `main`.
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))   # first, even under python -P
     try:
-        smi = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total",
-                              "--format=csv,noheader"], capture_output=True, text=True, timeout=60)
-        said = smi.stdout.strip() or smi.stderr.strip() or "no answer"
-        rows.append(("nvidia-smi", "; ".join(said.splitlines())))
-    except (OSError, subprocess.SubprocessError):
-        rows.append(("nvidia-smi", "not found: is there an NVIDIA driver?"))
-    print(f"what {HERE.removeprefix('python ')} finds here")
-    for name, found in (*rows, *more):
-        print(f"  {name:<16} {found}")
-    print(f"\nbroken: {problem}" if problem else "\nall is well: the GPU can be used")
-    return 2 if problem else 0
+        import nanoeuler_cuda
+    except ImportError as e:                 # of the packages below
+        if not {"-h", "--help"} & {*sys.argv[1:]}:
+            sys.exit(report(e))
+        print(__doc__.partition("\n\nContents")[0].replace("python nanoeuler_cuda.py", HERE))
+        print(f"\nNone of them but doctor can run here: {e}")
+        sys.exit(0)
+    sys.exit(nanoeuler_cuda.main())
 
-PIP = 'pip install "numba-cuda[cu13]>=0.30,<0.31" "numpy>=2.1,<2.5"'
-
-# ---- one process of several (section 11)
-class Place(NamedTuple):
-    """Of a process among those of a run: torchrun's words."""
-    rank: int = 0                            # 0: the first one, which writes the files
-    size: int = 1                            # how many they are
-    local: int = 0                           # rank among those of its machine
-    address: tuple = ("127.0.0.1", 29501)    # where the first one listens
-
-LAUNCHERS = (("RANK", "WORLD_SIZE", "LOCAL_RANK"),                           # torchrun
-             ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-             ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"))      # srun
-
-def place_of(env):
-    """What a launcher says in the environment.  A port beside its own is ours."""
-    for names in LAUNCHERS:
-        if all(env.get(name, "").isdecimal() for name in names):
-            numbers = [int(env[name]) for name in names]
-            port = env.get("MASTER_PORT", "")
-            port = 1 + (int(port) if port.isdecimal() else 29500)
-            return Place(*numbers, (env.get("MASTER_ADDR", "127.0.0.1"), port))
-    return Place()
-
-def visible(place, env):
-    """What CUDA_VISIBLE_DEVICES should be: a process sees the one GPU that is its own.  A launcher
-    may have seen to that; where there is none for this process, all stays as it is."""
-    seen = env.get("CUDA_VISIBLE_DEVICES")
-    if seen is None:
-        return str(place.local)
-    devices = seen.split(",")
-    if len(devices) == 1 or place.local >= len(devices):
-        return seen
-    return devices[place.local]
-
-PLACE = place_of(os.environ)
 if PLACE.size > 1:                           # before CUDA is asked for the first time
     os.environ["CUDA_VISIBLE_DEVICES"] = visible(PLACE, os.environ)
 
@@ -159,37 +114,35 @@ try:
     import nanoeuler as ne
     from nanoeuler import MODEL, RUN, UserError, arg, need
     from nanoeuler_parts.files.logs import alone
-    from nanoeuler_parts.machine.kernels import save_compiled
     from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
     from nanoeuler_parts.tuning import dpo, sft
 
     need(importlib.util.find_spec("numba_cuda"), "numba-cuda is not installed")
     need(importlib.metadata.version("numba-cuda").startswith("0.30."),
-         "this program knows numba-cuda 0.30, whose private parts section 12.1 names")
+         "this program knows numba-cuda 0.30, whose private parts nanoeuler_parts/gpu uses")
     from cuda.bindings import driver
     from llvmlite import ir
     from numba import cuda, types
     from numba.core import cgutils
-    from numba.cuda import dispatcher
-    from numba.cuda.core import caching
     from numba.cuda.np import arrayobj       # what a too new NumPy breaks first
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
     from numba.cuda.cudadrv.driver import CudaAPIError
     from numba.cuda.extending import intrinsic
     from numba.cuda.libdevice import fast_fdividef, float_as_int, fmul_rn, rsqrtf
+
+    from nanoeuler_parts.gpu.launches import (
+        at_most, cuda_kernel, gpu, Graph, inlined, launch, made_once, ok, overlapping, PATHS,
+    )
+    from nanoeuler_parts.gpu.numbers import (
+        asm, ctype, elements, exp, exp2, f32, f64, i32, i64, LOG2E, memory, stored, u16, u32, u64,
+        value, vector,
+    )
 except (NameError, SyntaxError):             # a fault of these files, not of what is installed
     raise
 except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: an AttributeError
     kind = "" if type(e).__name__ in ("UserError", "ModuleNotFoundError") else (
         f"{type(e).__name__}: ")
-    reason = f"{kind}{e}; repair it with: {PIP}"
-    if __name__ == "__main__" and {"-h", "--help"} & {*sys.argv[1:]}:
-        print(__doc__.partition("\n\nContents")[0].replace("python nanoeuler_cuda.py", HERE))
-        print(f"\nNone of them but doctor can run here: {reason}")
-        sys.exit(0)
-    if __name__ == "__main__":
-        sys.exit(report(reason))
-    raise ImportError(reason) from e
+    raise ImportError(f"{kind}{e}; repair it with: {PIP}") from e
 
 # ==== 1 Device ====
 # A kernel is a function that each thread of a grid of blocks runs by itself.  To launch one,
@@ -205,48 +158,33 @@ except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: a
 #                                           known when compiling, as those of `for i in range(8)`
 #     cuda.shared.array(n, dtype)           the block's; n = 0: what the launch asks for, by `smem`
 #     cuda.syncthreads()                    waits for all threads of the block
-kernel = cuda.jit(cache=bpe.CACHE)
-inlined = cuda.jit(device=True, inline="always")         # a function that kernels call
+def gpu_problem():
+    """Why no kernel can run on this machine, with the remedy, or "" if one can."""
+    cuda.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0          # small tests launch small grids
+    remedy = ("The GPU modes need an NVIDIA GPU and its driver, version 580 or newer; the CPU "
+              f"program does the same: {ON_CPU} --help")
+    try:
+        cuda.current_context()
+        remedy = f"There is a GPU, but no kernel can be made for it; repair it with: {PIP}"
+        total, numbers = (cuda.to_device(np.zeros(1)) for _ in range(2))
+        square_sums_kernel[1, 256](total, numbers)
+        total.copy_to_host()                 # a launch returns before its errors show
+        return ""
+    except Exception as e:                   # the driver's absence has many faces
+        if "OUT_OF_MEMORY" in str(e):
+            remedy = "Another program has the memory of the GPU; nvidia-smi says which."
+        lines = [line.strip() for line in str(e).splitlines() if line.strip()] or [repr(e)]
+        return f"{' '.join(lines[:2])} {remedy}"
 
-def made_once(make):
-    """Of a function that makes kernels: made once for equal arguments, which a kernel knows as
-    constants, and kept on disk (12.1)."""
-    @functools.cache
-    def maker(*args):
-        return filed(make(*args), make.__name__, args)
-    return maker
-
-class Context:
-    """What launches have in common"""
-    stream = None                            # all work is queued here, in order
-    highest = "wgmma"                        # of PATHS that may be used just now: see `at_most`
-
-    def __init__(self):
-        self.tensor_maps = {}                # those of calls outside of `at_most`: see `map_of`
-
-gpu = Context()
-
-def launch(kernel, *args, grid, block, smem=0, resident=False):
-    """Queues kernel(*args).  grid, block: numbers of blocks and of their threads, or tuples of them
-    along x, y, z; smem: bytes of dynamic shared memory a block; resident: the blocks wait for each
-    other, so all must be on the GPU at once."""
-    config = kernel[grid, block, gpu.stream, smem]
-    checks = config.pre_launch_callbacks     # kept by numba-cuda, as the config of equal launches
-    for wanted, check in (smem > 0, allow_shared), (resident, need_resident):
-        if wanted and once(check) not in checks:
-            checks.append(once(check))
-    while True:
-        try:
-            return config(*args)
-        except FirstLaunch as first:         # nothing was launched yet
-            first.check()
+def open_device():
+    if gpu.stream is None:
+        if problem := gpu_problem():
+            raise UserError(problem)
+        gpu.stream = cuda.stream()
 
 def cdiv(n, size):
     """n / size, rounded up: how many blocks of this size cover n"""
     return -(-n // size)
-
-# Ways to multiply bfloat16, each above the last: plain Numba, and those of section 12
-PATHS = ("portable", "mma", "wgmma")
 
 def kernel_path():
     """The highest of PATHS that this GPU has, and that may be used just now."""
@@ -395,7 +333,8 @@ def transposed(x):
     return view(x, 0, (*others, columns, rows), (*other_strides, column_stride, row_stride))
 
 # ==== 3 Building blocks ====
-# How a kernel meets numbers, whatever type its arrays have (made in 12.2, where bfloat16 is):
+# How a kernel meets numbers, whatever type its arrays have.  nanoeuler_parts/gpu/numbers.py makes
+# these functions:
 #
 #     ctype(x)                   the type to compute in; ctype(x).type(0) is its zero
 #     value(x[i])                the number that a stored one stands for
@@ -404,9 +343,6 @@ def transposed(x):
 #                                memory, in one access or a few, and store(x, i, v) writes them
 #     exp(v), exp2(v)            e^v, and 2^v, which the hardware has
 WARP, ALL = 32, 0xFFFFFFFF                   # lanes; the mask of all of them
-f32, f64, u16, u32, u64 = types.float32, types.float64, types.uint16, types.uint32, types.uint64
-i32, i64 = types.int32, types.int64
-LOG2E = 1 / math.log(2)
 
 def width(*sizes):
     """8 elements at a time where all rows have whole eights, else one."""
@@ -474,7 +410,7 @@ STRIDE = TILE + 4                            # from k to k: 16 of one row are in
 SMEM = DEPTH * STRIDE
 tile8x8 = register_tile(8, 8)
 
-@kernel
+@cuda_kernel
 def matmul_kernel(out, a, b, add):
     """out[z, h] = add * out[z, h] + a[z, h'] b[z, h'],  h' = h * H' / H: grouped heads share.
 
@@ -561,7 +497,7 @@ def matmul_dw(dw, dy, x, semaphores):
     batched_matmul(dw, transposed(dy), x, add=True)
 
 # ==== 4.2 Embedding ====
-@kernel
+@cuda_kernel
 def embedding_forward_kernel(x, tokens, wte):
     """x[bt] = wte[tokens[bt]]     one block a row, threads stride the columns"""
     bt = cuda.blockIdx.x
@@ -577,7 +513,7 @@ def embedding_backward_kernel(W, N):
     load, _ = vector(W)
     load_ids, _ = vector(N)
 
-    @kernel
+    @cuda_kernel
     def backward(dwte, dx, tokens):
         """dwte[v] += sum over bt with tokens[bt] = v of dx[bt], always in the same order
 
@@ -637,7 +573,7 @@ def rmsnorm_kernels(C, W):
     KEPT = CHUNKS * W
     load, store = vector(W)
 
-    @kernel
+    @cuda_kernel
     def residual_forward(y, saved, rstd, x, w, eps, step):
         """The Euler step, where `step`:  x[i + 1] = x[i] + f(x[i]),  with f(x[i]) in y.  Then the
         norm of where it led:  rstd = 1 / sqrt(mean_c(x^2) + eps),  y = x * rstd * w, over f(x[i]).
@@ -674,7 +610,7 @@ def rmsnorm_kernels(C, W):
             if lane == 0:
                 rstd[bt] = r
 
-    @kernel
+    @cuda_kernel
     def backward(dx, dy, partial, x, w, rstd):
         """u = x * rstd:   dx += rstd * (w*dy - u * mean_c(w*dy*u)): the adjoint of the Euler step.
         dx holds the gradient of x[i + 1], which passes f by, and gets what comes through f.
@@ -729,7 +665,7 @@ def rmsnorm_kernels(C, W):
 def normalized_kernel(C, W):
     load, store = vector(W)
 
-    @kernel
+    @cuda_kernel
     def normalized(y, x, rstd, w):
         """y = x * rstd * w: what residual_forward made, from what it saved     grid 1,024 blocks
         y, x (BT, C), rstd (BT,), w (C,)"""
@@ -740,7 +676,7 @@ def normalized_kernel(C, W):
             store(y, i * W, few)
     return normalized
 
-@kernel
+@cuda_kernel
 def sum_rows_kernel(out, x):
     """out[n] += sum_i x[n, i], in the type of out     one block of 256 threads per row"""
     n, s = cuda.blockIdx.x, out.dtype.type(0)
@@ -783,7 +719,7 @@ def rmsnorm_backward(dx, dw, dy, partial, x, w, rstd):
 def rope_kernel(W):
     load, store = vector(W)
 
-    @kernel
+    @cuda_kernel
     def rotate(qkv, cos, sin, T, heads, sign):
         """Rotates pair (i, i + D/2) of the first `heads` heads of row bt by sign * angle[bt % T,
         i], in place     one block a row, a thread W pairs     math: nanoeuler.rope"""
@@ -875,7 +811,7 @@ def portable_attention(D, itemsize, room, window=0):
         """acc += A^T B, N x D: of P, dS with dO, Q"""
         out_tile(acc, smem, a + y * ROWS, 1, P_ROW, smem, b + x, D_ROW, 1, N)
 
-    @kernel
+    @cuda_kernel
     def forward(o, lse, qkv, T, G, scale):
         """o = softmax(Q K^T / sqrt(D)) V, causal     math: nanoeuler.attention_forward
         One block per N query rows of a head.     grid (T / N, H, B), block (16, 8)
@@ -928,7 +864,7 @@ def portable_attention(D, itemsize, room, window=0):
                     lse[h, row0 + t] = m[i] + math.log(total)
 
     def backward(keys):
-        @kernel
+        @cuda_kernel
         def run(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
             """P = exp(Q K^T / sqrt(D) - lse),   dS = P * (dO V^T - delta) / sqrt(D)
 
@@ -1060,7 +996,7 @@ def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D, window=0):
 def swiglu_kernels(W):
     load, store = vector(W)
 
-    @kernel
+    @cuda_kernel
     def forward(y, gate_up):
         """y = silu(gate) * up     one block a row, a thread W elements
         math: nanoeuler.swiglu_forward"""
@@ -1071,7 +1007,7 @@ def swiglu_kernels(W):
                 z[i] = z[i] / (one + exp(-z[i])) * up[i]
             store(y, bt * F + f, z)
 
-    @kernel
+    @cuda_kernel
     def backward(gate_up, dy):
         """In place: gate_up (BT, 2F) becomes its gradient     math: nanoeuler.swiglu_backward"""
         bt, F, one = cuda.blockIdx.x, dy.shape[1], ctype(dy).type(1)
@@ -1103,7 +1039,7 @@ def swiglu_backward(gate_up, dy):
 def cross_entropy_kernel(W):
     load, store = vector(W)
 
-    @kernel
+    @cuda_kernel
     def fused(nll, logits, targets, weight, row0, V, T):
         """nll[k, row0 + r] = -log softmax(z)[y],   z becomes weight[b, k] (softmax(z) - onehot(y))
         where z = logits[r, k V : (k + 1) V] are one head's logits of one row, y = targets[k, row0 +
@@ -1155,7 +1091,7 @@ def cross_entropy(nll, logits, targets, weight, row0, V, T):
 
 # ==== 4.8 Biases and norms of q and k ====
 # A first reader may skip this section, as that of nanoeuler.py: most models have neither.
-@kernel
+@cuda_kernel
 def add_bias_kernel(qkv, bias):
     """qkv[t, c] += bias[c]     one block of 256 threads per row     qkv (BT, QKV), bias (QKV,)"""
     row = qkv[cuda.blockIdx.x]
@@ -1165,7 +1101,7 @@ def add_bias_kernel(qkv, bias):
 def add_bias(qkv, bias):
     launch(add_bias_kernel, qkv, bias, grid=len(qkv), block=256)
 
-@kernel
+@cuda_kernel
 def sum_columns_kernel(partial, x):
     """partial[i] = sum of the i-th part of the rows of x     one block of 256 threads per part
     partial (PARTS, N), x (BT, N)"""
@@ -1181,7 +1117,7 @@ def bias_gradient(dbias, dqkv, partial):
     launch(sum_columns_kernel, partial, dqkv, grid=PARTS, block=256)
     launch(sum_rows_kernel, dbias, transposed(partial), grid=len(dbias), block=256)
 
-@kernel
+@cuda_kernel
 def head_norm_kernel(qkv, qk, rstd, q_gain, k_gain, eps):
     """RMSNorm of each head of q and k, in place     math: nanoeuler.head_norm_forward
     One warp per head.     grid (BT, (H + G) / ROWS), block (32, ROWS)
@@ -1207,7 +1143,7 @@ def head_norm_kernel(qkv, qk, rstd, q_gain, k_gain, eps):
 def head_norm_backward_kernel(D):
     CHUNKS = -(-D // WARP)
 
-    @kernel
+    @cuda_kernel
     def backward(dqkv, partial, qk, rstd, q_gain, k_gain):
         """In place: the q and k columns of dqkv become the gradient of qk
         math: nanoeuler.head_norm_backward
@@ -1657,7 +1593,7 @@ class Model:
 # ==== 6 Optimizer ====
 SUMS = 512                                   # partial sums of |g|^2: fixed, so their order is
 
-@kernel
+@cuda_kernel
 def square_sums_kernel(partial, g):
     """partial[i] = sum of squares of what block i strides over; float64     grid SUMS, block 256"""
     s = 0.0
@@ -1672,7 +1608,7 @@ def square_sums_kernel(partial, g):
 def adamw_kernel(W):
     load, store = vector(W)
 
-    @kernel
+    @cuda_kernel
     def step(p, w, g, m, v, n_decay, hyper, partial, results):
         """As nanoeuler.adamw, W entries a thread, striding; results[-1] = |g|.  All that changes
         from step to step is read from device memory: hyper, float64, the fields of nanoeuler.Hyper
@@ -1717,7 +1653,7 @@ def adamw(p, w, g, m, v, n_decay, hyper, partial, results):
     launch(kernel, p, w, g, m, v, n_decay, hyper, partial, results, grid=1024, block=256)
 
 # ==== 9 Inference ====
-@kernel
+@cuda_kernel
 def matvec_kernel(y, w, x):
     """y[n] = sum_k w[n, k] x[k]     one warp per n     grid N / ROWS"""
     N, K = w.shape
@@ -1732,7 +1668,7 @@ def matvec_kernel(y, w, x):
 def matvec(y, w, x):
     launch(matvec_kernel, y, w, x, grid=cdiv(len(w), ROWS), block=(WARP, ROWS))
 
-@kernel
+@cuda_kernel
 def rope_cache_kernel(qkv, kc, vc, cos, sin, at, H):
     """Turns q and k of one row to position at[1], and appends k and v to the cache.
     qkv (QKV,), kc, vc (G, T, D), at = (token, position)     grid H + 2 G, 32 threads"""
@@ -1749,7 +1685,7 @@ def rope_cache_kernel(qkv, kc, vc, cos, sin, at, H):
         else:
             vc[h - H - G, t, i], vc[h - H - G, t, half + i] = u, v
 
-@kernel
+@cuda_kernel
 def attention_decode_kernel(o, qkv, kc, vc, scores, at, window, scale):
     """One query row against the last `window` tokens of the cache.     one block of 256 threads per
     head     o (HD,), qkv (QKV,), kc, vc (G, T, D), scores (H, T) scratch
@@ -2289,7 +2225,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
     ATT, ATT_LINE = 8 * weight_stride(HD) // 4 if hopper else 0, HD + 4      # floats of smem
     (load_2, _), (load_4, store_4) = vector(2), vector(4)
     take_turn = after_previous if hopper else at_once
-    two_at_once = cuda.jit(cache=bpe.CACHE, launch_bounds=(256, 2))
+    two_at_once = cuda_kernel(launch_bounds=(256, 2))
 
     @inlined
     def own_table(rows):
@@ -2402,7 +2338,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
             sums[e] *= scale
         return sums
 
-    @kernel
+    @cuda_kernel
     def merge(att, o, ml, rows):
         """att (AT_ONCE, HD) of its parts     grid (ceil(HD / 512), rows), 128 threads"""
         r, k = u32(cuda.blockIdx.y), u32(4) * (u32(cuda.blockIdx.x) * u32(128) + thread_id())
@@ -2541,7 +2477,7 @@ def attend_kernel(D, HEADS, BLOCKS, hopper):
     add_over_keys, add_all_over_keys = (
         butterflies(operator.add, steps, 5, count) for count in (HEADS, Q))
 
-    @kernel
+    @cuda_kernel
     def attend(o, ml, q, kc, vc, rows, scale2):
         """o = sum_t 2^(s_t - m) v_t, m = max_t s_t, l = sum_t 2^(s_t - m), s_t = scale2 <q, k_t>
         of a part of the keys.     grid (H / HEADS, parts, rows), 256 threads
@@ -2632,7 +2568,7 @@ def attend_kernel(D, HEADS, BLOCKS, hopper):
 def take_kernel(hopper):
     start_next = let_next_start if hopper else at_once
 
-    @kernel
+    @cuda_kernel
     def take(x, rows, wte):
         """x[r] = wte[token of r]     a block of 128 threads a row
         x (AT_ONCE, C), rows (5, AT_ONCE), wte (V, C) bf16, or another matrix, whatever its type"""
@@ -2746,7 +2682,7 @@ def draw_one(token, z, odds, V, likeliest, draw):
 def choose_kernel(hopper):
     take_turn = after_previous if hopper else at_once
 
-    @kernel
+    @cuda_kernel
     def choose(ids, latest, odds, out, draws, rows, V):
         """ids[ring, line] = what nanoeuler.sample draws from out[line, :V] by draws[ring, line], a
         Draw; -1 if the largest of them is not finite.     grid lines, 256 threads
@@ -2774,7 +2710,7 @@ def choose_kernel(hopper):
                 ids[ring, line], latest[block] = token[0], token[0]
     return choose
 
-@kernel
+@cuda_kernel
 def advance_kernel(rows, latest):
     """Makes the table of a step of the one before it, whose rows were all wanted: the tokens that
     were drawn, each behind its row.     AT_ONCE threads"""
@@ -3211,7 +3147,7 @@ class Prompts:
             matmul(f, swiglu, p.down[l])
             euler_step(gains[l + 1])
 
-@kernel
+@cuda_kernel
 def keep_kernel(kc, vc, qkv, given):
     """The keys and values of a prompt's tokens, and not of those behind them, into their slot.
     kc, vc (slots, G, T, D) of a layer, qkv (T, QKV) after RoPE, given: slot, number of tokens, ..
@@ -3222,7 +3158,7 @@ def keep_kernel(kc, vc, qkv, given):
         kc[slot, g, t, i] = value(qkv[t, v - kc.shape[1] * D + i])
         vc[slot, g, t, i] = value(qkv[t, v + i])
 
-@kernel
+@cuda_kernel
 def copy_slot_kernel(cache, source, slot, n):
     """cache[l, slot, g, t] = cache[l, source, g, t] of t < n     cache (L, slots, G, T, D)
     grid (G, L)"""
@@ -3450,7 +3386,7 @@ def read_exactly(s, n):
 # ---- on the GPUs
 PIECE = 1 << 24                              # of a gradient, numbers that come from a rank at once
 
-@kernel
+@cuda_kernel
 def add_in_order_kernel(g, others, rank):
     """g[i] = sum over r of g of rank r, in this order; this rank's is there     others (size, n)"""
     for i in range(cuda.grid(1), g.size, cuda.gridsize(1)):
@@ -3466,8 +3402,6 @@ def stretch(x, start, stop):
 def as_bytes(x):
     """A flat device array, as NCCL takes any."""
     return DeviceNDArray((x.nbytes,), (1,), np.dtype(np.uint8), gpu.stream, x.gpu_data)
-
-NCCL = "pip install 'nccl4py>=0.6,<0.7' nvidia-nccl-cu13"
 
 class Links:
     """NCCL's communicator: what ranks send to each other from GPU to GPU.  All of it is queued."""
@@ -3854,322 +3788,6 @@ def launch_ranks(run, flags):
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-# ==== 12.1 Launches ====
-# What a launch needs beside its arguments: a driver that allows it, kernels that are kept, graphs.
-# Private parts of numba-cuda 0.30 that are changed or read here: IndexDataCacheFile, a kernel's
-# _cache._py_func (filed) and _codelibrary (allow_shared, need_resident).
-bpe.survive_damage(caching.IndexDataCacheFile)
-caching.IndexDataCacheFile.save = save_compiled
-
-def filed(made, name, args):
-    """What a maker of this name made of these arguments, one or a tuple, of which kernels are kept
-    on disk under just these.  Numba would file a kernel under a hash of all it closes over, and a
-    device function hashes differently in every process: it would never be found.  Like all others,
-    they are made anew when this file has changed."""
-    for i, member in enumerate(made if isinstance(made, tuple) else [made]):
-        if bpe.CACHE and hasattr(member, "py_func"):
-            code = SimpleNamespace(co_code=repr((name, args, i)).encode())
-            member._cache._py_func = SimpleNamespace(__code__=code, __closure__=None)
-    return made
-
-def gpu_problem():
-    """Why no kernel can run on this machine, with the remedy, or "" if one can."""
-    cuda.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0          # small tests launch small grids
-    remedy = ("The GPU modes need an NVIDIA GPU and its driver, version 580 or newer; the CPU "
-              f"program does the same: {ON_CPU} --help")
-    try:
-        cuda.current_context()
-        remedy = f"There is a GPU, but no kernel can be made for it; repair it with: {PIP}"
-        total, numbers = (cuda.to_device(np.zeros(1)) for _ in range(2))
-        square_sums_kernel[1, 256](total, numbers)
-        total.copy_to_host()                 # a launch returns before its errors show
-        return ""
-    except Exception as e:                   # the driver's absence has many faces
-        if "OUT_OF_MEMORY" in str(e):
-            remedy = "Another program has the memory of the GPU; nvidia-smi says which."
-        lines = [line.strip() for line in str(e).splitlines() if line.strip()] or [repr(e)]
-        return f"{' '.join(lines[:2])} {remedy}"
-
-def open_device():
-    if gpu.stream is None:
-        if problem := gpu_problem():
-            raise UserError(problem)
-        gpu.stream = cuda.stream()
-
-def allow_shared(compiled, config):
-    """Before a launch whose blocks have more than 48 KB of shared memory, that of their arrays and
-    what the launch asks for: the driver must allow it, and what it allowed before stays allowed."""
-    handle = driver.CUkernel(int(compiled._codelibrary.get_cufunc().handle))
-    device, names = driver.CUdevice(cuda.get_current_device().id), driver.CUfunction_attribute
-    most = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    arrays, allowed = (ok(driver.cuKernelGetAttribute(name, handle, device))
-                       for name in (names.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, most))
-    if arrays + config.sharedmem > 48 << 10:
-        ok(driver.cuKernelSetAttribute(most, max(config.sharedmem, allowed), handle, device))
-
-def need_resident(compiled, config):
-    """Before a launch whose blocks take one piece after another and wait for each other: if not all
-    are on the GPU at once, those that are there wait for ever."""
-    handle = driver.CUfunction(int(compiled._codelibrary.get_cufunc().handle))
-    each = ok(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        handle, math.prod(config.blockdim), config.sharedmem))
-    most = each * cuda.get_current_device().MULTIPROCESSOR_COUNT
-    blocks = math.prod(config.griddim)
-    need(blocks <= most, f"a product wants {blocks} blocks on the GPU at once, which takes {most}; "
-         f"use --matmul mma")
-
-def ok(result):
-    """The values of a driver call, without its error code, which must be zero.  Many an error
-    sticks, every later call has it, too: no UserError, after which a chat would go on."""
-    error, *values = result
-    if int(error):
-        raise CudaAPIError(int(error), driver.cuGetErrorString(error)[1].decode())
-    return values[0] if values else None
-
-class FirstLaunch(Exception):
-    """What a callback of launches says, which may ask the driver nothing by itself: whoever wants
-    the launch calls `check` and begins anew."""
-
-    def __init__(self, check):
-        super().__init__("a kernel that is launched for the first time like this")
-        self.check = check
-
-@functools.cache
-def once(check):
-    """A callback of launches by which `check` is called once for each kernel, grid and shared
-    memory."""
-    done = set()
-
-    def callback(compiled, config):
-        key = compiled, config.griddim, config.sharedmem
-
-        def checked():
-            check(compiled, config)
-            done.add(key)
-        if key not in done:
-            raise FirstLaunch(checked)
-    return callback
-
-def doctor():
-    """Prints what this machine has of what the program needs; returns the exit code."""
-    rows = [("CUDA target", f"numba-cuda, {os.path.dirname(cuda.__file__)}")]
-    problem = gpu_problem()
-    if not problem:
-        free, total = cuda.current_context().get_memory_info()
-        found = cuda.get_current_device()    # the first, or what CUDA_VISIBLE_DEVICES says
-        rows += [("uses", "{}, sm_{}{}".format(found.name, *found.compute_capability)),
-                 ("matmul, attention", kernel_path()),
-                 ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}"),
-                 ("this process", f"rank {PLACE.rank} of {PLACE.size}, sees "
-                                  f"{ne.counted(gpus_here(), 'GPU')}"),
-                 ("NCCL", nccl_found()), ("links", links_found() or "nvidia-smi names none")]
-    return report(problem, rows)
-
-def nccl_found():
-    try:
-        import nccl.core as nccl
-        return str(nccl.get_version().libnccl.version)
-    except Exception as e:                   # of many kinds: see nccl_errors
-        return f"no: {e}; several GPUs need it: {NCCL}"
-
-def links_found():
-    """How the GPUs of this machine reach each other, in nvidia-smi's words: NV18 are 18 NVLinks,
-    PIX, PXB, PHB, NODE and SYS longer and longer ways over PCIe."""
-    try:
-        topology = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True,
-                                  timeout=60).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    rows = [line.split() for line in re.sub("\x1b\\[[0-9;]*m", "", topology).splitlines()]
-    rows = [words for words in rows if words and re.fullmatch(r"GPU\d+", words[0])]
-    rows = [words for words in rows if "X" in words]     # not the line above them
-    found = {}
-    for i, words in enumerate(rows):
-        for j in range(i):
-            found.setdefault(words[1 + j], []).append(f"{j}-{i}")
-    return "; ".join(f"{kind} {' '.join(pairs)}" for kind, pairs in found.items())
-
-@contextlib.contextmanager
-def overlapping():
-    """Kernels that are launched or recorded meanwhile may start before the one in front of them has
-    ended (programmatic dependent launch): as soon as each of its blocks has said `let_next_start`,
-    or is done.  Whoever reads what it wrote, or writes what it reads, calls `wait_for_previous`
-    first."""
-    plain = dispatcher.LaunchConfig
-    try:
-        dispatcher.LaunchConfig = functools.partial(plain, programmatic_stream_serialization=True)
-        yield
-    finally:
-        dispatcher.LaunchConfig = plain
-
-class Graph:
-    """The launches of a function, recorded once: replayed, a launch costs 1 us, and not 20.
-
-    The first call runs it as it is, which compiles its kernels; the second records it.  All that
-    changes between calls must lie in device memory: a graph remembers the values of scalars.
-
-    Lifetime: a recorded graph holds addresses, not arrays.  It does not keep the function, which
-    would keep its model, and that the graph: a circle that frees gigabytes only when Python looks
-    for garbage.  So whoever has the graph keeps the arrays, and drops it before them: `Model` in
-    `prepare`, before it frees its activations, a decoder by dying as a whole."""
-    enabled = True
-
-    def __init__(self):
-        self.kernels_loaded = False
-        self.graph = None
-
-    def __call__(self, function):
-        if not self.kernels_loaded or not Graph.enabled:
-            function()
-            self.kernels_loaded = True       # not if it raised
-            return
-        if self.graph is None:
-            self.handle = driver.CUstream(int(gpu.stream.handle))
-            self.record(function, self.handle)
-        ok(driver.cuGraphLaunch(self.graph, self.handle))
-
-    def record(self, function, handle):
-        """Meanwhile neither memory may be freed nor the graph of a dead model be destroyed."""
-        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            ok(driver.cuStreamBeginCapture(handle, mode))
-            with cuda.defer_cleanup():
-                function()
-        finally:
-            recorded = driver.cuStreamEndCapture(handle)
-            if collecting:
-                gc.enable()
-        self.recorded = ok(recorded)
-        self.graph = ok(driver.cuGraphInstantiate(self.recorded, 0))
-
-    def __del__(self):
-        if self.graph is not None:
-            driver.cuGraphExecDestroy(self.graph)
-            driver.cuGraphDestroy(self.recorded)
-
-@contextlib.contextmanager
-def at_most(top, maps=None):
-    """Meanwhile no kernel path above this one is used.  `maps` keeps the tensor maps that are made:
-    kernels and recorded graphs read them as long as they run; None: they go with this block."""
-    before = gpu.highest, gpu.tensor_maps
-    gpu.highest, gpu.tensor_maps = top, {} if maps is None else maps
-    try:
-        yield
-    finally:
-        gpu.highest, gpu.tensor_maps = before
-
-# ==== 12.2 Numbers ====
-# The device functions of section 3 that are made of LLVM's instructions, one for each type.
-def asm(builder, result, text, constraints, values, volatile=True):
-    """The PTX instruction `text`: $0 is its result if it has one, the values follow.  One that is
-    not volatile only computes: it may be moved, or left out.  Others may be of a whole warp: they
-    are `convergent`, not to be moved into or out of a branch."""
-    fnty = ir.FunctionType(result, [v.type for v in values])
-    code = ir.InlineAsm(fnty, text, constraints, side_effect=volatile)
-    return builder.call(code, values, attrs=("convergent",) if volatile else ())
-
-def memory(context, builder, kinds, args, n):
-    """Where argument n, an array, begins."""
-    return context.make_array(kinds[n])(context, builder, args[n]).data
-
-def elements(context, builder, kinds, args, n, count, first=None):
-    """Where `count` elements of argument n are, from the first on: registers of a local array."""
-    start = memory(context, builder, kinds, args, n)
-    start = builder.gep(start, [first]) if first else start
-    return [builder.gep(start, [ir.IntType(32)(i)]) for i in range(count)]
-
-@intrinsic
-def exp2(typing, x):
-    """2^x of the type of x.  float32: PTX ex2.approx, relative error 2^-22; float64: libdevice."""
-    def codegen(context, builder, sig, args):
-        t = args[0].type
-        if t == ir.FloatType():
-            return asm(builder, t, "ex2.approx.ftz.f32 $0, $1;", "=f,f", args, volatile=False)
-        fn = cgutils.get_or_insert_function(builder.module, ir.FunctionType(t, [t]), "__nv_exp2")
-        return builder.call(fn, args)
-    return x(x), codegen
-
-@inlined
-def exp(x):
-    """e^x of the type of x: in float32 two instructions, relative error 2^-22 + |x| 2^-24."""
-    return exp2(x * ctype(x).type(LOG2E))
-
-# bfloat16 is stored as uint16, the upper half of a float32, and computed with in float32.
-def widened(builder, bits):
-    bits = builder.zext(bits, ir.IntType(32))
-    return builder.bitcast(builder.shl(bits, bits.type(16)), ir.FloatType())
-
-def rounded(builder, x):
-    return asm(builder, ir.IntType(16), "cvt.rn.bf16.f32 $0, $1;", "=h,f", [x], volatile=False)
-
-@intrinsic
-def ctype(typing, x):
-    """The type to compute in: float32 for bfloat16, else that of the array or number x.  Known when
-    compiling."""
-    kept_as = getattr(x, "dtype", x)
-    of = types.float32 if kept_as == types.uint16 else kept_as
-    return types.DType(of)(x), lambda context, builder, sig, args: context.get_dummy_value()
-
-@intrinsic
-def value(typing, x):
-    """What a stored number stands for."""
-    if x != types.uint16:
-        return x(x), lambda context, builder, sig, args: args[0]
-    return types.float32(x), lambda context, builder, sig, args: widened(builder, args[0])
-
-@intrinsic
-def stored(typing, array, x):
-    """x as `array` stores it; bfloat16 rounds to the nearest, ties to even."""
-    if array.dtype != types.uint16:
-        return array.dtype(array, array.dtype), lambda context, builder, sig, args: args[1]
-    return (types.uint16(array, types.float32),
-            lambda context, builder, sig, args: rounded(builder, args[1]))
-
-@functools.cache
-def vector(W):
-    """Device functions load(x, i) -> v and store(x, i, v): W neighbours of the array x, from
-    element i of its memory on, which start at a multiple of W, in as few accesses of 16 bytes as
-    it takes.  v is a local array of type ctype(x)."""
-    def neighbours(context, builder, kinds, args, n):
-        """The place that arguments n and n + 1 mean, array and index, and its alignment."""
-        dtype = kinds[n].dtype
-        at = builder.gep(memory(context, builder, kinds, args, n), [args[n + 1]])
-        whole = ir.VectorType(context.get_value_type(dtype), W).as_pointer()
-        return builder.bitcast(at, whole), min(16, W * dtype.bitwidth // 8)
-
-    @intrinsic
-    def load_into(typing, out, x, i):
-        def codegen(context, builder, sig, args):
-            at, align = neighbours(context, builder, sig.args, args, 1)
-            bits = builder.load(at, align=align)
-            for j, to in enumerate(elements(context, builder, sig.args, args, 0, W)):
-                v = builder.extract_element(bits, ir.IntType(32)(j))
-                builder.store(widened(builder, v) if x.dtype == types.uint16 else v, to)
-            return context.get_dummy_value()
-        return types.void(out, x, types.intp), codegen
-
-    @intrinsic
-    def store(typing, x, i, v):
-        def codegen(context, builder, sig, args):
-            at, align = neighbours(context, builder, sig.args, args, 0)
-            bits = ir.Constant(at.type.pointee, ir.Undefined)
-            for j, source in enumerate(elements(context, builder, sig.args, args, 2, W)):
-                y = builder.load(source)
-                y = rounded(builder, y) if x.dtype == types.uint16 else y
-                bits = builder.insert_element(bits, y, ir.IntType(32)(j))
-            builder.store(bits, at, align=align)
-            return context.get_dummy_value()
-        return types.void(x, types.intp, v), codegen
-
-    @inlined
-    def load(x, i):
-        out = cuda.local.array(W, ctype(x))
-        load_into(out, x, i)
-        return out
-    return load, store
 
 # ==== 12.3 Instructions ====
 # What a GPU can do and Numba has no function for, in PTX: NVIDIA's "PTX ISA" describes each of the
@@ -4615,7 +4233,7 @@ def column_of(i):
 ONE_TILE_SMEM = 2 * int(COLUMN_BYTES) + ALIGNMENT
 multiply_tiles = wgmma(64, "rows", False)
 
-@kernel
+@cuda_kernel
 def one_tile_kernel(out, map_a, map_b, K):
     """out = A B^T, a tile of 64 x 64 a block.     grid (N / 64, M / 64), 128 threads
     out (M, N) bfloat16; the tensor maps of A (M, K) and B (N, K), in boxes of 64 rows"""
@@ -4851,7 +4469,7 @@ def mma_kernel(a_mn, b_mn, accumulate):
 
     write_rows = add_rows if accumulate else store_rows
 
-    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, MMA_BLOCKS))
+    @cuda_kernel(launch_bounds=(128, MMA_BLOCKS))
     def kernel(out, a, b, semaphores, M, N, K, splits):
         """out (M, N) = A B, or out += A B     one part of a tile a block"""
         smem = dynamic_smem()
@@ -5010,7 +4628,7 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
             stage, phase = u32(0), phase ^ u32(1)
         return stage, phase
 
-    @cuda.jit(cache=bpe.CACHE, launch_bounds=(384, 1))
+    @cuda_kernel(launch_bounds=(384, 1))
     def kernel(map_a, map_b, map_out, semaphores, M, N, K, splits):
         """out (M, N) = A B, or out += A B"""
         start = dynamic_smem()
@@ -5494,7 +5112,7 @@ def tensor_attention_forward(D, hopper):
     BOTH_SUMS, FRAGMENTS = 2 * SUMS, 2 * A_REGISTERS     # of two tiles
     way, ring, advance_pipeline = (f(D, hopper) for f in (tiles_of, ring_of, advance_pipeline_of))
 
-    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 3 if hopper else 1))
+    @cuda_kernel(launch_bounds=(128, 3 if hopper else 1))
     def forward(o, lse, qkv, T, G, scale):
         """As the portable kernel, 128 query rows of a head a block.   grid (T / 128, H, B)
         qkv: the matrix, or its tensor map"""
@@ -5543,7 +5161,7 @@ def tensor_attention_dq(D, hopper):
     way, ring, advance_pipeline = (f(D, hopper) for f in (tiles_of, ring_of, advance_pipeline_of))
     load_a, store_rotated = fragments_of(D), store_rotated_of(D)
 
-    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 1))
+    @cuda_kernel(launch_bounds=(128, 1))
     def dq(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
         """dQ = dS K before RoPE, and delta = <dO, O> for dkv.  64 query rows a block, S and dP in
         one array of registers.     grid (T / 64, H, B)     do, o, qkv: matrices, or tensor maps"""
@@ -5606,7 +5224,7 @@ def tensor_attention_dkv(D, hopper):
     way, ring, store_rotated = tiles_of(D, hopper), ring_of(D, hopper), store_rotated_of(D)
     load_two, _ = vector(2)
 
-    @cuda.jit(cache=bpe.CACHE, launch_bounds=(128, 3 if hopper else 1))
+    @cuda_kernel(launch_bounds=(128, 3 if hopper else 1))
     def dkv(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
         """dK = sum_h dS^T Q before RoPE,   dV = sum_h P^T dO.  64 keys a block, S^T and dP^T in its
         registers: a row is a key, a column a query.     grid (T / 64, G, B)"""
@@ -6293,6 +5911,21 @@ def serve_verb(add):
 def doctor_verb(add):
     add(doctor)
 
+def doctor():
+    """Prints what this machine has of what the program needs; returns the exit code."""
+    rows = [("CUDA target", f"numba-cuda, {os.path.dirname(cuda.__file__)}")]
+    problem = gpu_problem()
+    if not problem:
+        free, total = cuda.current_context().get_memory_info()
+        found = cuda.get_current_device()    # the first, or what CUDA_VISIBLE_DEVICES says
+        rows += [("uses", "{}, sm_{}{}".format(found.name, *found.compute_capability)),
+                 ("matmul, attention", kernel_path()),
+                 ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}"),
+                 ("this process", f"rank {PLACE.rank} of {PLACE.size}, sees "
+                                  f"{ne.counted(gpus_here(), 'GPU')}"),
+                 ("NCCL", nccl_found()), ("links", links_found() or "nvidia-smi names none")]
+    return report(problem, rows)
+
 def main(argv=None):
     try:
         return ne.run_verb(VERBS, "NanoEuler on the GPU.  Without a verb: the self-tests",
@@ -6302,7 +5935,3 @@ def main(argv=None):
         print(f"nanoeuler: the GPU says: {said}; see: {HERE} doctor",
               file=sys.stderr)
         return 2
-
-if __name__ == "__main__":
-    import nanoeuler_cuda
-    sys.exit(nanoeuler_cuda.main())

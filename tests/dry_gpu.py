@@ -23,6 +23,7 @@ from numba import cuda
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.gpu import launches
 from oracles.naive_attention import NaiveModel
 
 SMALL, BIG, BASE, LARGE, XL = (ne.PRESETS[x] for x in ("small", "big", "base", "large", "xl"))
@@ -86,7 +87,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert all(1 <= n <= most for n, most in zip(self.grid, (2**31 - 1, 65535, 65535))), (
             f"grid {self.grid}")
         assert min(self.block) >= 1 and math.prod(self.block) <= 1024 and self.block[2] <= 64
-        assert self.smem == 0 or nc.once(nc.allow_shared) in self.asked
+        assert self.smem == 0 or launches.once(launches.allow_shared) in self.asked
         for x in filter(is_array, self.args):
             first, end = extent(x)
             assert end - first <= x.gpu_data.size, "an array beyond the end of its memory"
@@ -124,7 +125,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert a[5] == b[5] == 2 and out[1:3] == (M, N) and out[4] == 64
         assert out[5] == (4 if accumulate else 2) and 1 <= splits <= tiles(K, 64)
         assert splits == 1 or accumulate and semaphores.size >= 2 * tiles(M, 128) * tiles(N, 256)
-        assert splits == 1 or nc.once(nc.need_resident) in self.asked
+        assert splits == 1 or launches.once(launches.need_resident) in self.asked
         first, end = out[0], out[0] + (M - 1) * out[3] + out[5] * N
         for pointer, rows, columns, stride, _, size in (a, b):
             assert end <= pointer or pointer + (rows - 1) * stride + size * columns <= first
@@ -683,14 +684,15 @@ KINDS = {"f32": ("f32", (8, 9)), "f64": ("f64", (8, 9)), "bf16": ("bf16", (8, 9)
 
 
 def kernels_of(path):
-    """Names, as by name_of, of all functions of a file that are decorated as kernels: by a
-    cuda.jit(..) of kernels, or by what such a one is called."""
+    """Names, as by name_of, of all functions of a file that are decorated by cuda_kernel, or by
+    what a cuda_kernel(..) is called."""
     program = ast.parse(path.read_text(encoding="utf-8"))
 
     def makes_kernels(text):
-        return text.startswith("cuda.jit(") and "device=True" not in text
-    names = {"kernel", *(target.id for node in ast.walk(program) if isinstance(node, ast.Assign)
-                         and makes_kernels(ast.unparse(node.value)) for target in node.targets)}
+        return text.startswith("cuda_kernel(")
+    names = {"cuda_kernel", *(
+        target.id for node in ast.walk(program) if isinstance(node, ast.Assign)
+        and makes_kernels(ast.unparse(node.value)) for target in node.targets)}
 
     def inside(node, prefix):
         for f in ast.iter_child_nodes(node):

@@ -17,6 +17,7 @@ from numba import cuda, types
 from numba.cuda import compiler
 
 import nanoeuler_cuda as nc
+from nanoeuler_parts.gpu import launches
 
 
 # ---- compiling and assembling
@@ -342,8 +343,9 @@ def test_the_driver_is_asked_between_launches(monkeypatch):
                 self.within = False
 
     config = Config()
-    monkeypatch.setattr(nc, "allow_shared", lambda *of: asked.append(("shared", config.within)))
-    monkeypatch.setattr(nc, "need_resident", lambda *of: asked.append(("resident", config.within)))
+    for name, word in ("allow_shared", "shared"), ("need_resident", "resident"):
+        monkeypatch.setattr(launches, name, lambda *of, word=word: asked.append(
+            (word, config.within)))
     kernel = {(1, 32, nc.gpu.stream, 50 << 10): config}
     for resident in False, True, True:
         nc.launch(kernel, 7, grid=1, block=32, smem=50 << 10, resident=resident)

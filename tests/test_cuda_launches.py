@@ -4,6 +4,7 @@ import contextlib
 import gc
 import weakref
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ from numba import cuda
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.gpu import launches
 
 pytestmark = pytest.mark.usefixtures("old_objects_are_no_garbage")
 
@@ -74,10 +76,10 @@ def test_a_decoder_of_bf16_matrices_takes_steps_of_rows(name, dry, capsys):
 
 def test_only_steps_of_rows_on_hopper_overlap(dry, monkeypatch):
     """And whoever launches later does so plainly, also after an error."""
-    plain, overlapped = nc.dispatcher.LaunchConfig, []
+    plain, overlapped = launches.dispatcher.LaunchConfig, []
 
     def seen(kernel, *args, **config):
-        overlapped.append(nc.dispatcher.LaunchConfig is not plain)
+        overlapped.append(launches.dispatcher.LaunchConfig is not plain)
     monkeypatch.setattr(nc, "launch", seen)
     for capability, overlaps in ((8, 9), False), ((9, 0), True):
         dry.gpu.compute_capability = capability
@@ -85,11 +87,11 @@ def test_only_steps_of_rows_on_hopper_overlap(dry, monkeypatch):
         overlapped.clear()
         decoder.decode(0, 0)
         assert overlapped == [False] + [overlaps] * (5 * SMALL.n_layer + 1)    # `take` is plain
-        assert nc.dispatcher.LaunchConfig is plain
+        assert launches.dispatcher.LaunchConfig is plain
     with pytest.raises(ZeroDivisionError), nc.overlapping():
-        assert nc.dispatcher.LaunchConfig(grid=1, block=1).programmatic_stream_serialization
+        assert launches.dispatcher.LaunchConfig(grid=1, block=1).programmatic_stream_serialization
         1 / 0
-    assert nc.dispatcher.LaunchConfig is plain
+    assert launches.dispatcher.LaunchConfig is plain
 
 
 @pytest.mark.parametrize("name, reason", [("head_dim 34", "head_dim is 34"), ("odd", "n_embd is")])
@@ -318,7 +320,7 @@ def test_every_kernel_is_launched(dry):
     everything_of_a_rank(SMALL, 2, 64)
     everything(LLAMA, 2, 64)
     assert sorted({x.name for x in dry.launches}) == sorted(
-        kernels_of(ROOT / "nanoeuler_cuda.py")
+        [name for file in launches.DEVICE_CODE for name in kernels_of(Path(file))]
         + kernels_of(ROOT / "tests/oracles/naive_attention.py"))
 
 
@@ -386,14 +388,14 @@ def test_blocks_that_wait_for_each_other_must_be_there_together(each, fits, dry,
                                                   sharedmem=1)
     library = SimpleNamespace(get_cufunc=lambda: SimpleNamespace(handle=7))
     compiled = type("Compiled", (), {"_codelibrary": library})()
-    monkeypatch.setattr(nc, "driver", SimpleNamespace(
+    monkeypatch.setattr(launches, "driver", SimpleNamespace(
         CUfunction=int,
         cuOccupancyMaxActiveBlocksPerMultiprocessor=lambda *x: asked.append(x) or (0, each)))
     for _ in range(2):
         with contextlib.nullcontext() if fits else pytest.raises(ne.UserError, match="46 blocks"):
             try:
-                nc.once(nc.need_resident)(compiled, config)
-            except nc.FirstLaunch as first:
+                launches.once(launches.need_resident)(compiled, config)
+            except launches.FirstLaunch as first:
                 first.check()
             done.append(1)
     assert asked == [(7, 384, 1)] * (1 if fits else 2) and len(done) == 2 * fits
@@ -407,14 +409,14 @@ def test_less_shared_memory_takes_none_from_a_launch_before(dry, monkeypatch):
     library = SimpleNamespace(get_cufunc=lambda: SimpleNamespace(handle=7))
     compiled = SimpleNamespace(_codelibrary=library)
     monkeypatch.setattr(nc.cuda, "get_current_device", lambda: device)
-    monkeypatch.setattr(nc, "driver", SimpleNamespace(
+    monkeypatch.setattr(launches, "driver", SimpleNamespace(
         CUkernel=int, CUdevice=int, CUfunction_attribute=names,
         cuKernelGetAttribute=lambda attribute, kernel, device: (
             0, granted[kernel] if attribute == most else arrays),
         cuKernelSetAttribute=lambda attribute, size, kernel, device: (
             asked.append(attribute) or granted.update({kernel: size}) or (0,))))
     for kb, expected in ((38, 38), (39, 39), (100, 100), (200, 200), (60, 200), (201, 201)):
-        nc.allow_shared(compiled, SimpleNamespace(sharedmem=kb << 10))
+        launches.allow_shared(compiled, SimpleNamespace(sharedmem=kb << 10))
         assert granted == {7: expected << 10}
 
 
@@ -431,7 +433,8 @@ def test_a_launch_asks_what_an_equal_one_before_it_did_not(monkeypatch):
     kernel = {(132, 384, None, 60 << 10): Config()}
     for resident in (False, True, True, False):
         nc.launch(kernel, grid=132, block=384, smem=60 << 10, resident=resident)
-    assert Config.pre_launch_callbacks == [nc.once(nc.allow_shared), nc.once(nc.need_resident)]
+    assert Config.pre_launch_callbacks == [launches.once(check) for check in (
+        launches.allow_shared, launches.need_resident)]
 
 
 def recorded(device, function):
@@ -468,7 +471,7 @@ def said(monkeypatch):
     call = lambda name, result=(0, "x"): lambda *_: said.append(name) or result
     names = ("cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphLaunch",
              "cuGraphExecDestroy", "cuGraphDestroy")
-    monkeypatch.setattr(nc, "driver", SimpleNamespace(
+    monkeypatch.setattr(launches, "driver", SimpleNamespace(
         CUstream=int, CUstreamCaptureMode=SimpleNamespace(
             CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1), **{name: call(name) for name in names}))
     monkeypatch.setattr(nc.gpu, "stream", SimpleNamespace(handle=0))

@@ -26,6 +26,7 @@ if importlib.util.find_spec("numba_cuda") is None:
     pytest.skip("numba-cuda is not installed", allow_module_level=True)
 
 import nanoeuler_cuda as nc
+from nanoeuler_parts.gpu import place
 from nanoeuler_parts.files.logs import read_log
 from oracles.cpu_ranks import Wide
 
@@ -191,9 +192,9 @@ def test_a_signal_to_one_stops_all_after_the_same_step(text, tmp_path):
 def test_a_rank_that_does_not_come_is_named():
     port = free_port()
     with pytest.raises(ne.UserError, match=f"rank 1 of 2 did not come to 127.0.0.1:{port}"):
-        nc.Ranks(nc.Place(0, 2, 0, ("127.0.0.1", port)), patience=0.3)
+        nc.Ranks(place.Place(0, 2, 0, ("127.0.0.1", port)), patience=0.3)
     with pytest.raises(ne.UserError, match="rank 0 does not answer .* MASTER_ADDR"):
-        nc.Ranks(nc.Place(1, 2, 1, ("127.0.0.1", port)), patience=0.3)
+        nc.Ranks(place.Place(1, 2, 1, ("127.0.0.1", port)), patience=0.3)
 
 
 # ---- sockets
@@ -202,7 +203,7 @@ def both(size=2):
     port, found = free_port(), [None] * size
 
     def come(rank):
-        found[rank] = nc.Ranks(nc.Place(rank, size, rank, ("127.0.0.1", port)))
+        found[rank] = nc.Ranks(place.Place(rank, size, rank, ("127.0.0.1", port)))
     threads = [threading.Thread(target=come, args=(rank,)) for rank in range(size)]
     for t in threads:
         t.start()
@@ -258,7 +259,7 @@ def test_who_comes_late_is_waited_for(monkeypatch):
     monkeypatch.setattr(nc.Ranks, "end_without", end_without)
 
     def come(rank):
-        found.append(nc.Ranks(nc.Place(rank, 3, rank, ("127.0.0.1", port))))
+        found.append(nc.Ranks(place.Place(rank, 3, rank, ("127.0.0.1", port))))
     threads = [threading.Thread(target=come, args=(rank,)) for rank in range(3)]
     for t in threads[:2]:
         t.start()
@@ -295,7 +296,7 @@ def message(value):
 def test_who_knocks_and_is_no_rank_is_sent_away():
     port, found = free_port(), []
     first = threading.Thread(target=lambda: found.append(
-        nc.Ranks(nc.Place(0, 2, 0, ("127.0.0.1", port)))))
+        nc.Ranks(place.Place(0, 2, 0, ("127.0.0.1", port)))))
     first.start()
     strangers = [message(x) for x in ({}, 5, "abcd", ["values", 1, 2], [nc.HELLO, ["a"], 1, 2],
                                       [nc.HELLO, "values", "1", 2])]
@@ -307,7 +308,7 @@ def test_who_knocks_and_is_no_rank_is_sent_away():
                 break
             except ConnectionRefusedError:
                 time.sleep(0.05)
-    other = nc.Ranks(nc.Place(1, 2, 1, ("127.0.0.1", port)))
+    other = nc.Ranks(place.Place(1, 2, 1, ("127.0.0.1", port)))
     first.join(200)
     assert in_threads([*found, other], lambda r: r.all(r.rank, "x")) == [[0, 1]] * 2
     for r in (*found, other):
@@ -325,19 +326,19 @@ def test_shares_are_all_there_is_once(n, size):
         assert all(x.start % unit == 0 or x.start == n for x in found)
 
 
-@pytest.mark.parametrize("env, place", [
-    ({}, nc.Place()),
+@pytest.mark.parametrize("env, expected", [
+    ({}, place.Place()),
     (dict(RANK="3", WORLD_SIZE="8", LOCAL_RANK="1", MASTER_ADDR="node7", MASTER_PORT="1234"),
-     nc.Place(3, 8, 1, ("node7", 1235))),
-    (dict(RANK="3", WORLD_SIZE="8"), nc.Place()),
+     place.Place(3, 8, 1, ("node7", 1235))),
+    (dict(RANK="3", WORLD_SIZE="8"), place.Place()),
     (dict(OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_LOCAL_RANK="1"),
-     nc.Place(1, 2, 1, ("127.0.0.1", 29501))),
+     place.Place(1, 2, 1, ("127.0.0.1", 29501))),
     (dict(SLURM_PROCID="5", SLURM_STEP_NUM_TASKS="6", SLURM_LOCALID="2", MASTER_ADDR="a"),
-     nc.Place(5, 6, 2, ("a", 29501))),
+     place.Place(5, 6, 2, ("a", 29501))),
     # of a batch script, which is no step: one process
-    (dict(SLURM_PROCID="0", SLURM_NTASKS="8", SLURM_LOCALID="0"), nc.Place())])
-def test_what_launchers_say(env, place):
-    assert nc.place_of(env) == place
+    (dict(SLURM_PROCID="0", SLURM_NTASKS="8", SLURM_LOCALID="0"), place.Place())])
+def test_what_launchers_say(env, expected):
+    assert place.place_of(env) == expected
 
 
 @pytest.mark.parametrize("local, seen, own", [
@@ -345,7 +346,7 @@ def test_what_launchers_say(env, place):
     (0, "", ""), (2, "4,6", "4,6")])         # none for this one, which the run refuses
 def test_a_process_sees_one_gpu(local, seen, own):
     env = {} if seen is None else {"CUDA_VISIBLE_DEVICES": seen}
-    assert nc.visible(nc.Place(local, 8, local), env) == own
+    assert nc.visible(place.Place(local, 8, local), env) == own
 
 
 def test_notes_of_other_ranks_are_not_repeated():
@@ -418,7 +419,7 @@ def test_a_run_that_had_other_gpus_says_so_and_looks_for_room_anew(before, noted
         def __init__(self, out, start, options, engine):
             self.start = start
 
-    monkeypatch.setattr(nc, "PLACE", nc.Place(0, 4))
+    monkeypatch.setattr(nc, "PLACE", place.Place(0, 4))
     run = type("Run", (nc.CountsGpus, Parent), {})
     start = ne.Checkpoint(TINY, None, ne.State(options=before, micro_batch=8), None, ())
     options = nc.Run.Options()
@@ -453,7 +454,7 @@ def test_a_rank_of_another_number_of_ranks_is_named():
     other = threading.Thread(target=knock)
     other.start()
     with pytest.raises(ne.UserError, match="rank 1 is one of 3, not of 2"):
-        nc.Ranks(nc.Place(0, 2, 0, ("127.0.0.1", port)))
+        nc.Ranks(place.Place(0, 2, 0, ("127.0.0.1", port)))
     other.join(200)
 
 
@@ -588,7 +589,7 @@ def launched(tmp_path, monkeypatch):
         for name in "stdout", "stderr":      # launch_ranks replaces them
             monkeypatch.setattr(sys, name, getattr(sys, name))
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", str(rank) if devices is None else devices)
-        monkeypatch.setattr(nc, "PLACE", nc.Place(rank, 2, rank))
+        monkeypatch.setattr(nc, "PLACE", place.Place(rank, 2, rank))
         monkeypatch.setattr(nc, "Ranks", ranks_of)
         monkeypatch.setattr(nc, "Links", lambda ranks: ranks)
         monkeypatch.setattr(nc, "of_ranks", lambda run, ranks: ranks)
@@ -645,7 +646,7 @@ def test_a_rank_without_a_gpu_of_its_own_is_rejected(devices, launched, capsys):
 @pytest.mark.parametrize("size, gpus, want", [(2, 1, "rank"), (2, 2, "rank"), (1, 3, "start 3"),
                                               (1, 1, "alone")])
 def test_a_run_starts_as_a_rank_or_starts_ranks_or_is_alone(size, gpus, want, monkeypatch):
-    monkeypatch.setattr(nc, "PLACE", nc.Place(0, size))
+    monkeypatch.setattr(nc, "PLACE", place.Place(0, size))
     monkeypatch.setattr(nc, "launch_ranks", lambda run, flags: "rank")
     monkeypatch.setattr(nc, "start_ranks", lambda n: f"start {n}")
     monkeypatch.setattr(nc, "open_device", lambda: None)
@@ -656,4 +657,4 @@ def test_a_run_starts_as_a_rank_or_starts_ranks_or_is_alone(size, gpus, want, mo
 def test_no_command_without_nccl_goes_on(monkeypatch):
     monkeypatch.setitem(sys.modules, "nccl", None)
     with pytest.raises(ne.UserError, match="several GPUs need NCCL .*nccl4py"):
-        nc.Links(nc.Place())
+        nc.Links(place.Place())

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT)]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.gpu import place
 from nanoeuler_parts.files.logs import alone
 from nanoeuler_parts.tuning.dpo import DpoRun
 from nanoeuler_parts.tuning.sft import SftRun
@@ -105,7 +106,7 @@ def main(rank, size, port, verb, *flags):
         run = dies_at(run, int(step), int(who), how)
         # only a rank that stands still is found by its silence; others leave a closed socket
         nc.EVERY, nc.SILENT = (1.0, 6.0) if how == "SIGSTOP" else (1.0, 3600.0)
-    ranks = nc.Ranks(nc.Place(int(rank), int(size), int(rank), ("127.0.0.1", int(port))))
+    ranks = nc.Ranks(place.Place(int(rank), int(size), int(rank), ("127.0.0.1", int(port))))
     CpuRanked.ranks = ranks
     if ranks.rank:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")

@@ -5,10 +5,12 @@ What nanoeuler_cuda.py's FlashAttention is measured against, and, for small mode
 import math
 
 import nanoeuler_cuda as nc
-from nanoeuler_cuda import ROWS, WARP, ctype, cuda, exp, kernel, stored, value, warp_max, warp_sum
+from nanoeuler_cuda import (
+    ROWS, WARP, ctype, cuda, cuda_kernel, exp, stored, value, warp_max, warp_sum,
+)
 
 
-@kernel
+@cuda_kernel
 def softmax_kernel(p, window, scale):
     """p[b, h, t] = softmax(p[b, h, t, t + 1 - window:t + 1] * scale), zeros elsewhere
     one warp a row     grid (T / ROWS, B * H), block (32, ROWS)     in place: p (B, H, T, T)"""
@@ -31,7 +33,7 @@ def softmax_kernel(p, window, scale):
             row[j] = stored(row, value(row[j]) / l if first <= j <= t else ctype(p).type(0))
 
 
-@kernel
+@cuda_kernel
 def softmax_backward_kernel(ds, p, scale):
     """dS = P * (dP - sum_j P_j dP_j) * scale, in place: ds (B, H, T, T) holds dP     as forward"""
     H, T = p.shape[1], p.shape[2]
