@@ -20,9 +20,9 @@ A residual block is an Euler step, x[i + 1] = x[i] + f(x[i]).  `residual_rmsnorm
 takes it; in 5, `forward` takes two a layer, and `backward` walks back along them.
 
 Sections 1 to 9 are a whole engine in plain Numba, for any GPU and type; who reads them needs no
-more than CUDA's threads and blocks.  9.1, which is better read after 12, makes generation fast, and
-11 lets several GPUs train one model.  Section 12 is what makes it fast: instructions that Numba
-lacks, and then the same products and the same attention once more, in
+more than CUDA's threads and blocks.  9.1, which is better read after 12, makes generation fast.
+nanoeuler_parts/ranks lets several GPUs train one model.  Section 12 is what makes it fast:
+instructions that Numba lacks, and then the same products and the same attention once more, in
 bfloat16 on tensor cores, which `matmul` of 4.1 and `attention_of` of 4.5 take where the GPU has
 them.
 
@@ -30,13 +30,13 @@ Contents
     1    Device: kernels and launches         6    Optimizer
     2    Memory: what a run keeps             9    Inference
     3    Building blocks: numbers, sums       9.1  Rows on tensor cores: steps of a decoder
-    4.1  Matmul                               11   Several GPUs
-    4.2  Embedding                            12.3 Instructions: PTX, barriers, copies
-    4.3  RMSNorm, and the Euler step          12.4 Tiles and tensor cores: mma, wgmma
-    4.4  RoPE                                 12.5 Matmul on tensor cores
-    4.5  Attention                            12.6 Attention on tensor cores
-    4.6  SwiGLU                               12.7 Self-tests
-    4.7  Cross-entropy                        13   Command line
+    4.1  Matmul                               12.3 Instructions: PTX, barriers, copies
+    4.2  Embedding                            12.4 Tiles and tensor cores: mma, wgmma
+    4.3  RMSNorm, and the Euler step          12.5 Matmul on tensor cores
+    4.4  RoPE                                 12.6 Attention on tensor cores
+    4.5  Attention                            12.7 Self-tests
+    4.6  SwiGLU                               13   Command line
+    4.7  Cross-entropy
     4.8  Biases and norms of q and k
     5    Model: forward, heads, backward
 
@@ -69,15 +69,9 @@ import json
 import math
 import operator
 import os
-import re
-import select
-import signal
-import socket
 import struct
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 import traceback
 from collections import namedtuple
@@ -113,7 +107,6 @@ try:
     import bpe
     import nanoeuler as ne
     from nanoeuler import MODEL, RUN, UserError, arg, need
-    from nanoeuler_parts.files.logs import alone
     from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
     from nanoeuler_parts.tuning import dpo, sft
 
@@ -131,7 +124,8 @@ try:
     from numba.cuda.libdevice import fast_fdividef, float_as_int, fmul_rn, rsqrtf
 
     from nanoeuler_parts.gpu.launches import (
-        at_most, cuda_kernel, gpu, Graph, inlined, launch, made_once, ok, overlapping, PATHS,
+        at_most, cuda_kernel, gpu, gpus_here, Graph, inlined, launch, made_once, ok, overlapping,
+        PATHS,
     )
     from nanoeuler_parts.gpu.numbers import (
         asm, ctype, elements, exp, exp2, f32, f64, i32, i64, LOG2E, memory, stored, u16, u32, u64,
@@ -3167,628 +3161,6 @@ def copy_slot_kernel(cache, source, slot, n):
     for i in range(cuda.threadIdx.x, n * cache.shape[4], 256):
         to[0, i] = of[0, i]                  # keys follow each other
 
-# ==== 11 Several GPUs ====
-# A process a GPU.  Each is a rank, has the whole model, and computes the gradient of its share of a
-# batch.  What makes one step of these (ZeRO-1: Rajbhandari et al. 2020):
-#
-#     sum_gradients       a rank owns a part of the parameters: it gets that part of all gradients,
-#                         and adds them in the order of the ranks, whatever came first
-#     update_part         |g| of the partial sums of squares of all parts, in that order, on every
-#                         rank; AdamW of the own part: nobody else has its moments, or keeps its
-#                         float32 parameters up to date
-#     share_parameters    the new ones, as products read them, from their owners to all
-#
-# So the bits of a run hang on the number of its ranks, and on nothing that happens on the way.
-# NCCL moves what is on the GPUs (Links), sockets what is on the host (Ranks): losses, the length of
-# a run by the clock, whether somebody wants to stop, and who is gone.
-def share(n, rank, size):
-    """Rank's part of n things, as a slice: equal parts, but for the last ones."""
-    each = cdiv(n, size)
-    return slice(min(n, rank * each), min(n, (rank + 1) * each))
-
-def part(n, rank, size):
-    """The share of n parameters; it begins where a vector of numbers may."""
-    x = share(cdiv(n, 8), rank, size)
-    return slice(min(n, 8 * x.start), min(n, 8 * x.stop))
-
-# ---- on the host
-SIGN, ENDS, GONE = b".", b"e", b"g"          # of life; of a good end; one is gone: which, follows
-HELLO = "a rank of NanoEuler"
-EVERY, SILENT = 5.0, 40.0                    # seconds between signs, and without any
-GRACE = 15.0                                 # that others have to end where one has failed
-
-class Ranks:
-    """The processes of a run.  Each has two sockets to the first one, which has two to each: for
-    values, which all give at the same place of the program, and for signs of life.
-
-    Nobody waits for the dead: without a sign for SILENT seconds, or when its socket closes, the
-    process ends, since what it waits for on a GPU would never come.  A thread looks after that:
-    it alone sets `gone`, and adds to `ended` until `close`."""
-
-    def __init__(self, place, patience=60.0):
-        self.rank, self.size = place.rank, place.size
-        self.values, self.watched = {}, {}   # rank -> socket
-        self.ended = set()                   # ranks that are done
-        self.gone, self.known = None, threading.Event()  # the rank that is, once that is known
-        deadline = time.monotonic() + patience
-        if self.rank == 0:
-            self.await_others(place.address, deadline)
-        else:
-            self.values[0] = self.join(place.address, "values", deadline)
-            self.watched[0] = self.join(place.address, "watched", deadline)
-        self.all("", "the start")            # all are there: from now on there are signs of life
-        threading.Thread(target=self.watch, daemon=True).start()
-
-    def await_others(self, address, deadline):
-        """Until each other rank has come with both of its sockets"""
-        host = address[0] if address[0] in ("127.0.0.1", "localhost") else ""
-        wanted = {(kind, rank) for kind in ("values", "watched") for rank in range(1, self.size)}
-        with socket.create_server((host, address[1]), backlog=2 * self.size) as server:
-            while wanted:
-                missing = sorted({rank for _, rank in wanted})
-                server.settimeout(max(0.01, deadline - time.monotonic()))
-                try:
-                    s, _ = server.accept()
-                    s.settimeout(5)
-                    hello, kind, rank, size = read_message(s, 1 << 10)
-                    if hello != HELLO or not (isinstance(kind, str) and isinstance(rank, int)):
-                        continue             # somebody else knocked
-                except (OSError, TypeError, ValueError):
-                    need(time.monotonic() < deadline, f"rank {missing[0]} of {self.size} did not "
-                         f"come to {address[0]}:{address[1]}; start all of them")
-                    continue                 # so did somebody else, or nobody
-                need(size == self.size, f"rank {rank} is one of {size}, not of {self.size}")
-                if (kind, rank) in wanted:
-                    wanted.remove((kind, rank))
-                    s.settimeout(None)
-                    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    getattr(self, kind)[rank] = s
-
-    def join(self, address, kind, deadline):
-        """A socket to the first rank, which may have to start first"""
-        while True:
-            try:
-                s = socket.create_connection(address, timeout=5)
-                s.settimeout(None)
-                s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                send_message(s, [HELLO, kind, self.rank, self.size])
-                return s
-            except OSError as e:
-                need(time.monotonic() < deadline, f"rank 0 does not answer at {address[0]}:"
-                     f"{address[1]} ({e}); say where it is by MASTER_ADDR and MASTER_PORT")
-                time.sleep(0.1)
-
-    def all(self, value, where):
-        """[the value of each rank], in their order.  A value is what JSON can say; `where` of the
-        program all ranks must be."""
-        if self.rank:
-            self.say(0, [where, value])
-            found = self.hear(0)
-        else:
-            own = json.loads(json.dumps([where, value]))             # as the others see it
-            found = [own, *(self.hear(rank) for rank in range(1, self.size))]
-            for rank in range(1, self.size):
-                self.say(rank, found)
-        places = [place for place, _ in found]
-        need({*places} == {where}, f"the ranks are not at one place, but at {', '.join(places)}: "
-             f"one had to leave the run, see what it says; --resume goes on with it")
-        return [x for _, x in found]
-
-    def agree(self, value, where):
-        """What the first rank says"""
-        return self.all(value, where)[0]
-
-    def say(self, rank, value):
-        try:
-            send_message(self.values[rank], value)
-        except OSError:
-            raise self.loss(rank) from None
-
-    def hear(self, rank):
-        try:
-            return read_message(self.values[rank])
-        except OSError:
-            raise self.loss(rank) from None
-
-    def loss(self, rank):
-        """What to raise when a rank does not answer: another one may be why."""
-        if self.rank == 0:
-            self.tell_who(rank)
-        elif self.known.wait(1.5):
-            rank = self.gone
-        return UserError(self.lost(rank))
-
-    def lost(self, rank):
-        return f"rank {rank} of {self.size} is gone, and so the run ends; --resume goes on with it"
-
-    def watch(self):
-        """The thread: gives signs of life, and looks for those of others.  If it cannot, nobody
-        would: then the process ends, too."""
-        try:
-            seen, given = dict.fromkeys(self.watched, time.monotonic()), 0.0
-            while waiting := {self.watched[r]: r for r in self.watched.keys() - self.ended}:
-                if time.monotonic() - given >= EVERY:
-                    given = time.monotonic()
-                    self.tell(SIGN, waiting.values())
-                for s in select.select(list(waiting), [], [], 1.0)[0]:
-                    seen[waiting[s]] = time.monotonic()
-                    self.hear_sign(waiting[s], s)
-                for rank in self.watched.keys() - self.ended:
-                    if time.monotonic() - seen[rank] > SILENT:
-                        self.end_without(rank)
-        except Exception as e:
-            self.end(f"signs of life cannot be looked for ({e})")
-
-    def hear_sign(self, rank, s):
-        try:
-            said = s.recv(64)
-        except OSError:
-            said = b""
-        if rank in self.ended:               # since `close`
-            return
-        if who := re.search(GONE + rb"(\d+);", said):
-            self.end_without(int(who[1]))
-        elif ENDS in said:
-            self.ended.add(rank)
-        elif not said:
-            self.end_without(rank)
-
-    def tell(self, what, ranks):
-        for rank in ranks:
-            with contextlib.suppress(OSError):           # its end will be seen
-                self.watched[rank].sendall(what)
-
-    def tell_who(self, rank):
-        """The others, who hear from the first one alone, who is gone"""
-        self.tell(GONE + b"%d;" % rank, self.watched.keys() - self.ended)
-
-    def end_without(self, rank):
-        """The end of this process, a moment later: it may find a reason of its own meanwhile."""
-        if self.rank == 0:
-            self.tell_who(rank)
-        self.gone = rank
-        self.known.set()
-        time.sleep(2)
-        self.end(self.lost(rank))
-
-    @staticmethod
-    def end(why):
-        try:
-            print(f"nanoeuler: {why}", file=sys.stderr, flush=True)
-        finally:
-            os._exit(1)
-
-    def close(self):
-        """The run is over, and well.  Who has ended before is told, too: it may still listen."""
-        self.ended.update(self.watched)
-        self.tell(ENDS, self.watched)
-
-def send_message(s, value):
-    text = json.dumps(value).encode()
-    s.sendall(len(text).to_bytes(4, "big") + text)
-
-def read_message(s, most=1 << 32):
-    """What send_message said, in so many bytes at most, or an OSError"""
-    n = int.from_bytes(read_exactly(s, 4), "big")
-    if n > most:
-        raise ConnectionError(f"a message of {n:,} bytes")
-    return json.loads(read_exactly(s, n))
-
-def read_exactly(s, n):
-    found = bytearray()
-    while len(found) < n:
-        more = s.recv(min(n - len(found), 1 << 20))
-        if not more:
-            raise ConnectionError("the other side is gone")
-        found += more
-    return bytes(found)
-
-# ---- on the GPUs
-PIECE = 1 << 24                              # of a gradient, numbers that come from a rank at once
-
-@cuda_kernel
-def add_in_order_kernel(g, others, rank):
-    """g[i] = sum over r of g of rank r, in this order; this rank's is there     others (size, n)"""
-    for i in range(cuda.grid(1), g.size, cuda.gridsize(1)):
-        s = g[i] if rank == 0 else others[0, i]
-        for r in range(1, others.shape[0]):
-            s += g[i] if r == rank else others[r, i]
-        g[i] = s
-
-def stretch(x, start, stop):
-    """x[start:stop] of a flat device array, no copy; None if that is nothing"""
-    return view(x, start, (stop - start,)) if stop > start else None
-
-def as_bytes(x):
-    """A flat device array, as NCCL takes any."""
-    return DeviceNDArray((x.nbytes,), (1,), np.dtype(np.uint8), gpu.stream, x.gpu_data)
-
-class Links:
-    """NCCL's communicator: what ranks send to each other from GPU to GPU.  All of it is queued."""
-
-    def __init__(self, ranks):
-        self.rank, self.size = ranks.rank, ranks.size
-        with nccl_errors(NCCL):
-            import nccl.core as nccl
-            self.nccl = nccl
-            name = bytes(nccl.get_unique_id()).hex() if self.rank == 0 else ""
-            unique = nccl.UniqueId.from_bytes(bytes.fromhex(ranks.agree(name, "NCCL's name")))
-            self.to = nccl.Communicator.init(nranks=self.size, rank=self.rank, unique_id=unique)
-        probe = new((self.size, 1), np.float32)          # NCCL connects two when they first meet,
-        rows = [probe[r] for r in range(self.size)]      # and takes memory for that: do it now
-        self.exchange([rows[self.rank]] * self.size, rows)
-        gpu.stream.synchronize()
-
-    def exchange(self, sent, received):
-        """Sends sent[r] to each other rank r, and receives received[r] from it: flat arrays, or
-        None for nothing."""
-        queue = int(gpu.stream.handle)
-        with self.together():
-            for r in range(self.size):
-                if r != self.rank:
-                    for x, go in (sent[r], self.to.send), (received[r], self.to.recv):
-                        if x is not None:
-                            go(as_bytes(x), r, stream=queue)
-
-    @contextlib.contextmanager
-    def together(self):
-        """Exchanges at once, as one"""
-        with nccl_errors("--resume goes on with the run"), self.nccl.group():
-            yield
-
-    def close(self):
-        self.to.destroy()
-
-@contextlib.contextmanager
-def nccl_errors(remedy):
-    """NCCL's in a line: they are of many kinds, and one of them is Exception itself."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as e:
-        said = " ".join(str(e).split()) or type(e).__name__
-        raise UserError(f"several GPUs need NCCL ({said}); {remedy}") from e
-
-# ---- an engine of several processes
-class Stopping:
-    """Whether a run stops after this step: as true as what signals_caught yields, once all ranks
-    know of it."""
-
-    def __init__(self, caught=()):
-        self.caught, self.agreed = caught, False
-
-    def here(self):
-        return bool(self.caught)
-
-    def __bool__(self):
-        return self.agreed
-
-class DataParallel:
-    """Over an Engine that one process has: the same of all ranks together.  They are asked for the
-    same at the same places; each computes its share.
-
-    ranks: Ranks, of the class.  What an engine of its own brings: `sum_gradients`, `update_part`,
-    `share_parameters`, and `buffers` that are whole on the first rank.  Where all ranks meet, in
-    the order of a run:
-
-        micro_batch       least room                  losses       each has a share
-        update            step, gradients, |g|, parameters, losses, and who wants to stop
-        first_bad_tensor  after a step that failed    buffers      all give what they own"""
-    ranks = None
-    stopping = Stopping()
-
-    def owned(self, n):
-        return part(n, self.ranks.rank, self.ranks.size)
-
-    def parts(self, n):
-        return [part(n, rank, self.ranks.size) for rank in range(self.ranks.size)]
-
-    def mine(self, n):
-        return share(n, self.ranks.rank, self.ranks.size)
-
-    def micro_batch(self, B, asked=None, T=None):
-        """Of all ranks together, as many sequences of B at once as the one that has least room
-        allows; so many are asked for together, too."""
-        size = self.ranks.size
-        each = super().micro_batch(cdiv(B, size), asked and cdiv(asked, size), T)
-        return size * min(self.ranks.all(each, "the micro-batch"))
-
-    def gradient(self, tokens, targets, weight):
-        mine = self.mine(len(tokens))
-        if mine.stop > mine.start:
-            weight = weight[mine] if np.ndim(weight) == 2 else weight
-            super().gradient(tokens[mine], targets[:, mine], weight)
-
-    def update(self, hyper):
-        """Who is gone is missed here, while the GPU works on gradients, and not where all GPUs wait
-        for each other.  Who wants to stop after this step is told to all."""
-        need(not hyper.muon_lr, "several GPUs have AdamW only")
-        self.ranks.all("", "a step")
-        self.sum_gradients()
-        results = self.update_part(hyper)
-        self.share_parameters()              # queued, too: the GPU waits for nobody until then
-        ce, norm = results()
-        said = self.ranks.all([ce.tolist(), self.stopping.here()], "the end of a step")
-        self.stopping.agreed = any(wish for _, wish in said)
-        return np.sum([ce for ce, _ in said], axis=0), norm
-
-    def losses(self, tokens, targets):
-        mine, found = self.mine(len(tokens)), []
-        if mine.stop > mine.start:
-            found = super().losses(tokens[mine], targets[mine]).tolist()
-        return np.concatenate([np.array(x, np.float64) for x in self.ranks.all(found, "losses")])
-
-    def first_bad_tensor(self):
-        """That of the first rank which finds one; one that had no sequence has not looked."""
-        mine = super().first_bad_tensor() if self.shape else ""
-        found = [x for x in self.ranks.all(mine, "a bad tensor") if x]
-        return next((x for x in found if "[" in x), found[0])
-
-def of_ranks(run, ranks):
-    """A class of runs, like `run`, of all ranks together: the first one writes and speaks."""
-    first = ranks.rank == 0
-
-    class OfRanks(run):
-        def __init__(self, out, start, options, engine):
-            super().__init__(out, start, options, engine)
-            s, cfg = self.state, ne.asdict(self.model.cfg)
-            said = ranks.all([s.text_sha256, s.step, s.n_steps, s.micro_batch, self.B, self.T, cfg],
-                             "the start of a run")
-            for rank, x in enumerate(said):
-                need(x == said[0], f"rank {rank} has other data or settings than rank 0: {x}")
-            if first and self.B < ranks.size:
-                print(f"note: {ne.counted(self.B, 'sequence')} a step, so only as many of "
-                      f"{ranks.size} GPUs work; a larger --batch has some for all", file=sys.stderr)
-            if not first:
-                self.folder = tempfile.TemporaryDirectory()
-                self.log = os.path.join(self.folder.name, "log")         # which stays empty
-
-        def read_data(self, start):
-            """What is made of a text, once, the first one makes; the others find it."""
-            if not first:
-                ranks.agree("", "the data")
-            super().read_data(start)
-
-        def load(self, cfg, tokenizer):
-            data = super().load(cfg, tokenizer)
-            if first:
-                ranks.agree("", "the data")
-            return data
-
-        def train(self, caught):
-            self.model.stopping = Stopping(caught)
-            super().train(self.model.stopping)
-
-        def plan(self, step_time):
-            super().plan(step_time)
-            self.state.n_steps = ranks.agree(self.state.n_steps, "a plan")
-
-        def save(self, best=False):
-            """The first one writes; to have what it writes, all give what is theirs.  Where a rank
-            has an error of its own, the others are elsewhere, and it says which."""
-            if sys.exception():
-                return
-            ranks.all("", "a save")
-            if first:
-                super().save(best)
-            else:
-                self.model.buffers()
-
-        def record(self, **values):
-            if first:
-                super().record(**values)
-
-        def sample_text(self, n):
-            return super().sample_text(n) if first else ""
-    return OfRanks
-
-class RankedModel(DataParallel, Model):
-    """The GPU engine of one of several ranks"""
-    links = None                             # of the class, too
-
-    def __init__(self, cfg, flat, moments=(), *how, **chosen):
-        n, size = flat.size, self.ranks.size
-        last = self.parts(n)[-1]
-        need(last.stop > last.start, f"{n:,} parameters are too few for {size} GPUs; use fewer")
-        super().__init__(cfg, flat, moments, *how, **chosen)
-        self.received = new((size, self.piece(n)), self.master)      # a row is from one rank
-        self.partials = new((size, SUMS), np.float64)
-        self.told, self.updated = cuda.pinned_array(cfg.n_mtp + 1, np.float64), cuda.event(False)
-        # what is read in float32, whatever products are in: wte, and the gains
-        self.read_whole = [ne.entries_where(cfg, lambda x: x.name == "wte"), slice(self.n_decay, n)]
-
-    def piece(self, n):
-        """Of the gradient of a part, how much is on the way at once"""
-        return min(PIECE, self.parts(n)[0].stop)
-
-    def pieces(self):
-        """[the slice of the buffers that each rank has], a piece of all parts after the other; the
-        last ones may be empty."""
-        parts = self.parts(self.flat.size)
-        for at in range(0, parts[0].stop, PIECE):
-            yield [slice(min(x.stop, x.start + at), min(x.stop, x.start + at + PIECE))
-                   for x in parts]
-
-    def device(self):
-        return f"{self.ranks.size} GPUs like {super().device()}"
-
-    def memory(self, B, T):
-        """With an own part of the moments, and room for others' gradients"""
-        n, own = ne.n_params(self.cfg), self.owned(ne.n_params(self.cfg))
-        table = dict(super().memory(B, T))
-        table["AdamW moments"] = 2 * (own.stop - own.start) * self.master.itemsize
-        table["others' gradients"] = self.ranks.size * self.piece(n) * self.master.itemsize
-        return list(table.items())
-
-    def received_of(self, where):
-        """For each rank, where so much of it is received"""
-        return [stretch(self.received[r], 0, where.stop - where.start)
-                for r in range(self.ranks.size)]
-
-    def sum_gradients(self):
-        """The own part of g becomes the sum of all ranks', a piece after the other."""
-        rank = self.ranks.rank
-        for pieces in self.pieces():
-            g = [stretch(self.g_flat, x.start, x.stop) for x in pieces]
-            self.links.exchange(g, self.received_of(pieces[rank]))
-            if g[rank] is not None:
-                launch(add_in_order_kernel, g[rank], self.received, rank, grid=1024, block=256)
-
-    def update_part(self, hyper):
-        """Queues AdamW of the own part, by the norm of the whole.  Returns what waits for it, and
-        has (summed CE of each head, of the own sequences, |g|)."""
-        rank, n, own = self.ranks.rank, self.flat.size, self.owned(self.flat.size)
-        own_p, own_w, own_g = (stretch(x, own.start, own.stop)
-                               for x in (self.flat, self.copies, self.g_flat))
-        self.staged_hyper[:] = hyper         # it must live until the driver has read it
-        self.hyper.copy_to_device(self.staged_hyper, stream=gpu.stream)
-        partials = [self.partials[r] for r in range(self.ranks.size)]
-        launch(square_sums_kernel, partials[rank], own_g, grid=SUMS, block=256)
-        self.links.exchange([partials[rank]] * self.ranks.size, partials)
-        n_decay = min(max(0, self.n_decay - own.start), own_p.size)      # of the part
-        launch(adamw_kernel(4 if own_p.size % 4 == 0 else 1), own_p, own_w, own_g, self.m, self.v,
-               n_decay, self.hyper, view(self.partials, 0, (self.partials.size,)), self.results,
-               grid=1024, block=256)
-        for stale in stretch(self.g_flat, 0, own.start), stretch(self.g_flat, own.stop, n):
-            if stale is not None:            # of others' parts: the next step adds to zero
-                stale.gpu_data.memset(0, stale.nbytes, stream=gpu.stream)
-        self.results.copy_to_host(self.told, stream=gpu.stream)
-        self.updated.record(gpu.stream)
-        self.results.copy_to_device(self.zero, stream=gpu.stream)
-
-        def results():
-            self.updated.synchronize()
-            return self.told[:-1].copy(), float(self.told[-1])
-        return results
-
-    def share_parameters(self):
-        """What the next step reads: what products do, whole, and some in float32."""
-        with self.links.together():
-            self.share_whole(self.copies, slice(0, self.flat.size))
-            if self.copies is not self.flat:
-                for where in self.read_whole:
-                    self.share_whole(self.flat, where)
-
-    def share_whole(self, x, where):
-        """A stretch of a parameter buffer, every entry from its owner"""
-        pieces = [stretch(x, max(y.start, where.start), min(y.stop, where.stop))
-                  for y in self.parts(x.size)]
-        self.links.exchange([pieces[self.ranks.rank]] * self.ranks.size, pieces)
-
-    def buffers(self):
-        """(parameters, m, v) on the host, float32, of the first rank; nothing on another one"""
-        own = self.owned(self.flat.size)
-        own_p = stretch(self.flat, own.start, own.stop)
-        return [self.gathered(x) for x in (own_p, self.m, self.v)]
-
-    def gathered(self, own):
-        """All parts of a buffer, of which each rank has its own, on the host of the first one"""
-        rank, size = self.ranks.rank, self.ranks.size
-        nothing, whole, start = [None] * size, None, self.owned(self.flat.size).start
-        if rank == 0:
-            whole = np.empty(self.flat.size, np.float32)
-        for pieces in self.pieces():
-            mine = stretch(own, pieces[rank].start - start, pieces[rank].stop - start)
-            if rank:
-                self.links.exchange([mine, *nothing[1:]], nothing)
-                continue
-            found = [stretch(self.received[r], 0, x.stop - x.start) for r, x in enumerate(pieces)]
-            self.links.exchange(nothing, found)
-            for where, x in zip(pieces, [mine, *found[1:]]):
-                if x is not None:
-                    whole[where] = to_host(x)
-        return whole
-
-# ---- their processes
-def gpus_here():
-    """How many this process may see"""
-    ok(driver.cuInit(0))
-    return ok(driver.cuDeviceGetCount())
-
-def start_ranks(gpus):
-    """This command once for each GPU of this machine.  Returns the exit code of all of them.
-
-    They have sessions of their own, so that what a terminal or a supervisor sends comes to them
-    once: from here."""
-    there = gpus_here()
-    need(gpus <= there, f"--gpus is {gpus}, and there {'is' if there == 1 else 'are'} {there}")
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        port = s.getsockname()[1] - 1        # what it was given is the one that is ours
-    ranks, failed = [], None
-
-    def pass_on(number, frame):
-        for x in ranks:
-            x.send_signal(number)
-    before = [(number, signal.signal(number, pass_on))
-              for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    try:
-        for rank in range(gpus):
-            env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(gpus),
-                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-            ranks.append(subprocess.Popen([sys.executable, *sys.argv], env=env,
-                                          start_new_session=True, stdin=subprocess.DEVNULL))
-        while any(x.poll() is None for x in ranks):
-            if failed is None and any(x.poll() for x in ranks):
-                failed = time.monotonic()
-            if failed and time.monotonic() - failed > GRACE:
-                pass_on(signal.SIGKILL, None)
-            time.sleep(0.1)
-        return next((abs(x.returncode) for x in ranks if x.returncode), 0)
-    finally:
-        for x in ranks:                      # of those that are left, if one could not be started
-            x.kill()
-        for number, how in before:
-            signal.signal(number, how)
-
-class Notes:
-    """stderr of a rank that is not the first: what goes wrong, with its number, and no notes."""
-
-    def __init__(self, rank, to):
-        self.rank, self.to, self.line = rank, to, ""
-
-    def write(self, text):
-        *lines, self.line = (self.line + text).split("\n")
-        for line in lines:
-            if line.strip() and not line.startswith("note:"):
-                self.to.write(f"rank {self.rank}: {line}\n")
-        return len(text)
-
-    def __getattr__(self, name):
-        return getattr(self.to, name)
-
-def launch_ranks(run, flags):
-    """ne.launch of a run of all ranks, of which this is one.  One that fails ends at once: its GPU
-    may wait for others for ever, and Python's end for the GPU."""
-    first = PLACE.rank == 0
-    if not first:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")
-        sys.stderr = Notes(PLACE.rank, sys.stderr)
-    code = 1
-    try:
-        seen = os.environ["CUDA_VISIBLE_DEVICES"]
-        need(seen and "," not in seen, f"CUDA_VISIBLE_DEVICES is {seen!r}, which has no GPU for a "
-             f"process of local rank {PLACE.local}")
-        ranks = RankedModel.ranks = Ranks(PLACE)
-        open_device()
-        RankedModel.links = Links(ranks)
-        lock = alone if first else lambda out: contextlib.nullcontext("")
-        ne.launch(of_ranks(run, ranks), RankedModel, lock=lock, **flags)
-        ranks.all("", "the end")
-        RankedModel.links.close()
-        ranks.close()
-        return 0
-    except KeyboardInterrupt:
-        code = 130
-    except (UserError, ModuleNotFoundError, MemoryError, OSError, CudaAPIError) as e:
-        code = 2
-        print(f"nanoeuler: {' '.join(ne.problem(e).split())}", file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
 # ==== 12.3 Instructions ====
 # What a GPU can do and Numba has no function for, in PTX: NVIDIA's "PTX ISA" describes each of the
 # instructions under its name.  Addresses of device memory have 64 bits, those of shared memory 32.
@@ -5607,6 +4979,11 @@ def add_copy_tests(ops):
         copied = cache.copy()
         copied[:, 0, :, :n] = cache[:, 1, :, :n]
         ops.add(copy_slot_test, [cache], [1, 0, n], [copied], "copy_slot", ("f32",))
+    from nanoeuler_parts.ranks.engine import add_in_order_kernel
+
+    def add_in_order_test(g, others, rank):
+        launch(add_in_order_kernel, g, others, rank, grid=1024, block=256)
+
     for ranks, n in ((2, 1), (3, 300_001)):
         all_g = ops.normal(ranks, n)
         for rank in range(ranks):
@@ -5728,9 +5105,6 @@ def copy_slot_test(cache, source, slot, n):
     launch(copy_slot_kernel, cache, source, slot, n, block=256,
            grid=(cache.shape[2], cache.shape[0]))
 
-def add_in_order_test(g, others, rank):
-    launch(add_in_order_kernel, g, others, rank, grid=1024, block=256)
-
 def cross_entropy_test(logits, nll, targets, weight, V):
     cross_entropy(nll, logits, targets, to_device(weight, np.float64), 0, V, 2)
 
@@ -5837,11 +5211,13 @@ def on_gpu(verb, **engine):
     return run
 
 def stage(run):
-    """The function of a verb that trains, on one GPU or on several (11)."""
+    """The function of a verb that trains, on one GPU or on several."""
     def start(**flags):
         if PLACE.size > 1:
+            from nanoeuler_parts.ranks.processes import launch_ranks
             return launch_ranks(run, flags)
         if flags.get("gpus", 1) > 1:
+            from nanoeuler_parts.ranks.processes import start_ranks
             return start_ranks(flags["gpus"])
         open_device()
         return ne.launch(run, Model, **flags)

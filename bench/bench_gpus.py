@@ -43,12 +43,14 @@ def ours(cfg, flat, tokens, targets, recompute):
     """(step, facts): facts() are of the run when its first steps are done"""
     import nanoeuler as ne
     import nanoeuler_cuda as nc
+    from nanoeuler_parts.ranks.engine import Links, RankedModel
+    from nanoeuler_parts.ranks.sockets import Ranks
     nc.open_device()
     engine = nc.Model
     if nc.PLACE.size > 1:
-        engine = nc.RankedModel
-        engine.ranks = nc.Ranks(nc.PLACE)
-        engine.links = nc.Links(engine.ranks)
+        engine = RankedModel
+        engine.ranks = Ranks(nc.PLACE)
+        engine.links = Links(engine.ranks)
     free = nc.free_bytes()
     model, count = engine(cfg, flat, dtype="bf16", recompute=recompute), [0]
     weight = ne.loss_weights(targets, MTP)
@@ -155,16 +157,16 @@ def work(kind, preset, sequences, length, recompute):
     if rank == 0:
         print(json.dumps({"ms": [1e3 * t for t in times], "losses": losses, **found}), flush=True)
     if kind == "NanoEuler" and size > 1:
-        import nanoeuler_cuda as nc
-        nc.RankedModel.ranks.all("", "the end")
-        nc.RankedModel.links.close()
-        nc.RankedModel.ranks.close()
+        from nanoeuler_parts.ranks.engine import RankedModel
+        RankedModel.ranks.all("", "the end")
+        RankedModel.links.close()
+        RankedModel.ranks.close()
 
 
 def agreed(kind, n):
     if kind == "NanoEuler":
-        import nanoeuler_cuda as nc
-        return nc.RankedModel.ranks.agree(n, "steps to time")
+        from nanoeuler_parts.ranks.engine import RankedModel
+        return RankedModel.ranks.agree(n, "steps to time")
     import torch
     import torch.distributed as dist
     t = torch.tensor([n], device="cuda")

@@ -23,6 +23,7 @@ from numba import cuda
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.ranks import engine
 from nanoeuler_parts.gpu import launches
 from oracles.naive_attention import NaiveModel
 
@@ -650,14 +651,14 @@ class Seen:
         self.rank, self.sizes, self.together = rank, [], contextlib.nullcontext
 
     def exchange(self, sent, received):
-        self.sizes.append([[0 if x is None or r == self.rank else nc.as_bytes(x).size
+        self.sizes.append([[0 if x is None or r == self.rank else engine.as_bytes(x).size
                             for r, x in enumerate(xs)] for xs in (sent, received)])
 
 
 def rank_of(rank, size, *args, **kwargs):
     """The engine of one of so many ranks"""
     ranks = dict(ranks=OneOf(rank, size), links=Seen(rank))
-    return type("Engine", (nc.RankedModel,), ranks)(*args, **kwargs)
+    return type("Engine", (engine.RankedModel,), ranks)(*args, **kwargs)
 
 
 # ---- what is run on it

@@ -67,14 +67,16 @@ def imported(path, everywhere=True):
 
 
 # Imports run one way, from left to right:
-# bpe <- machine, files, tokenizers <- nanoeuler
+# bpe <- machine, files, tokenizers, gpu <- nanoeuler
 # nanoeuler <- tuning, interchange, tools, serve, nanoeuler_cuda
+# nanoeuler_cuda <- ranks
 # A program starts itself by its own name, because Numba's cache knows named tuples by their
 # module's name.
 PARTS = sorted((ROOT / "nanoeuler_parts").rglob("*.py"))
 PROGRAMS = ("bpe.py", "nanoeuler.py", "nanoeuler_cuda.py", "check.py")
-# folders of nanoeuler_parts that nanoeuler.py stands on
-LOWER = "machine", "files", "tokenizers"
+# folders of nanoeuler_parts that the programs stand on, and those that stand on the GPU program
+LOWER = "machine", "files", "tokenizers", "gpu"
+ON_CUDA = "ranks",
 BELOW = {"bpe.py": {"bpe"}, "nanoeuler.py": {"bpe", "nanoeuler", "nanoeuler_parts"},
          "nanoeuler_cuda.py": {"bpe", "nanoeuler", "nanoeuler_cuda", "nanoeuler_parts"},
          "check.py": {"nanoeuler"}}
@@ -125,7 +127,8 @@ def test_the_lower_parts_do_not_import_the_programs(path):
         allowed = ("bpe", *(f"nanoeuler_parts.{name}" for name in LOWER))
         assert all(name.startswith(allowed) for name in ours), ours
     else:
-        assert all(name.split(".")[0] in ("bpe", "nanoeuler", "nanoeuler_parts") for name in ours)
+        above = {"bpe", "nanoeuler", "nanoeuler_parts", *["nanoeuler_cuda"] * (folder in ON_CUDA)}
+        assert {name.split(".")[0] for name in ours} <= above
 
 
 def test_bpe_reaches_the_parts_in_one_method():
@@ -149,6 +152,19 @@ def test_nanoeuler_reaches_higher_parts_in_few_functions():
            for node in ast.walk(outer) for name in modules_imported(node)}
     lower = tuple(f"nanoeuler_parts.{name}." for name in LOWER)
     assert all(name.startswith(lower) for name in top if name.startswith("nanoeuler_parts."))
+
+
+def test_nanoeuler_cuda_reaches_higher_parts_in_few_functions():
+    """At its top it imports the lower ones, and those that its verbs of training extend."""
+    path = ROOT / "nanoeuler_cuda.py"
+    assert {x for x in imports_in_functions(path) if x[1].split(".")[1] in ON_CUDA} == {
+        ("stage", "nanoeuler_parts.ranks.processes"),
+        ("add_copy_tests", "nanoeuler_parts.ranks.engine")}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    top = {name for outer in tree.body if not isinstance(outer, (ast.FunctionDef, ast.ClassDef))
+           for node in ast.walk(outer) for name in modules_imported(node)}
+    assert {name.split(".")[1] for name in top if name.startswith("nanoeuler_parts.")} <= {
+        *LOWER, "tuning"}
 
 
 def test_no_module_imports_itself_through_others():
@@ -212,7 +228,8 @@ def test_imports_run_one_way(path):
         of_method = {"nanoeuler_parts"} if path.name == "bpe.py" else set()
         assert found <= BELOW[path.name] | of_method
     elif folder == "nanoeuler_parts":
-        assert found <= {"bpe", "nanoeuler", "nanoeuler_parts"}
+        of_cuda = {"nanoeuler_cuda"} if path.parent.name in ON_CUDA else set()
+        assert found <= {"bpe", "nanoeuler", "nanoeuler_parts"} | of_cuda
     elif folder == "data":                   # the scripts share a module of their own
         assert found <= {p.stem for p in path.parent.glob("*.py")}
     elif folder == "bench":                  # of the tests, their oracles alone

@@ -26,6 +26,7 @@ if importlib.util.find_spec("numba_cuda") is None:
     pytest.skip("numba-cuda is not installed", allow_module_level=True)
 
 import nanoeuler_cuda as nc
+from nanoeuler_parts.ranks import engine, processes, sockets
 from nanoeuler_parts.gpu import place
 from nanoeuler_parts.files.logs import read_log
 from oracles.cpu_ranks import Wide
@@ -192,9 +193,9 @@ def test_a_signal_to_one_stops_all_after_the_same_step(text, tmp_path):
 def test_a_rank_that_does_not_come_is_named():
     port = free_port()
     with pytest.raises(ne.UserError, match=f"rank 1 of 2 did not come to 127.0.0.1:{port}"):
-        nc.Ranks(place.Place(0, 2, 0, ("127.0.0.1", port)), patience=0.3)
+        sockets.Ranks(place.Place(0, 2, 0, ("127.0.0.1", port)), patience=0.3)
     with pytest.raises(ne.UserError, match="rank 0 does not answer .* MASTER_ADDR"):
-        nc.Ranks(place.Place(1, 2, 1, ("127.0.0.1", port)), patience=0.3)
+        sockets.Ranks(place.Place(1, 2, 1, ("127.0.0.1", port)), patience=0.3)
 
 
 # ---- sockets
@@ -203,7 +204,7 @@ def both(size=2):
     port, found = free_port(), [None] * size
 
     def come(rank):
-        found[rank] = nc.Ranks(place.Place(rank, size, rank, ("127.0.0.1", port)))
+        found[rank] = sockets.Ranks(place.Place(rank, size, rank, ("127.0.0.1", port)))
     threads = [threading.Thread(target=come, args=(rank,)) for rank in range(size)]
     for t in threads:
         t.start()
@@ -248,7 +249,7 @@ def test_ranks_at_two_places_say_so():
 
 def test_who_comes_late_is_waited_for(monkeypatch):
     """Longer than anybody may be silent later: nobody is missed before all are there."""
-    monkeypatch.setattr(nc, "SILENT", 0.2)
+    monkeypatch.setattr(sockets, "SILENT", 0.2)
     port, found, missed, all_begun = free_port(), [], [], threading.Event()
 
     @may_stay_idle
@@ -256,10 +257,10 @@ def test_who_comes_late_is_waited_for(monkeypatch):
         missed.append((self.rank, rank, all_begun.is_set()))
         self.ended.add(rank)
 
-    monkeypatch.setattr(nc.Ranks, "end_without", end_without)
+    monkeypatch.setattr(sockets.Ranks, "end_without", end_without)
 
     def come(rank):
-        found.append(nc.Ranks(place.Place(rank, 3, rank, ("127.0.0.1", port))))
+        found.append(sockets.Ranks(place.Place(rank, 3, rank, ("127.0.0.1", port))))
     threads = [threading.Thread(target=come, args=(rank,)) for rank in range(3)]
     for t in threads[:2]:
         t.start()
@@ -278,7 +279,7 @@ def test_who_comes_late_is_waited_for(monkeypatch):
     (b".g12;.e", 12, False), (b"g2;e", 2, False)])
 def test_signs_are_read_whatever_comes_with_them(said, gone, ended, monkeypatch):
     ranks, found = both(), []
-    monkeypatch.setattr(nc.Ranks, "end_without", lambda self, rank: found.append(rank))
+    monkeypatch.setattr(sockets.Ranks, "end_without", lambda self, rank: found.append(rank))
     for r in ranks:
         r.close()
     ranks[0].ended.clear()
@@ -296,10 +297,10 @@ def message(value):
 def test_who_knocks_and_is_no_rank_is_sent_away():
     port, found = free_port(), []
     first = threading.Thread(target=lambda: found.append(
-        nc.Ranks(place.Place(0, 2, 0, ("127.0.0.1", port)))))
+        sockets.Ranks(place.Place(0, 2, 0, ("127.0.0.1", port)))))
     first.start()
-    strangers = [message(x) for x in ({}, 5, "abcd", ["values", 1, 2], [nc.HELLO, ["a"], 1, 2],
-                                      [nc.HELLO, "values", "1", 2])]
+    strangers = [message(x) for x in ({}, 5, "abcd", ["values", 1, 2], [sockets.HELLO, ["a"], 1, 2],
+                                      [sockets.HELLO, "values", "1", 2])]
     for junk in (b"GET / HTTP/1.1\r\n\r\n", b"", b"\xff\xff\xff\xff", *strangers):
         for _ in range(1000):
             try:
@@ -308,7 +309,7 @@ def test_who_knocks_and_is_no_rank_is_sent_away():
                 break
             except ConnectionRefusedError:
                 time.sleep(0.05)
-    other = nc.Ranks(place.Place(1, 2, 1, ("127.0.0.1", port)))
+    other = sockets.Ranks(place.Place(1, 2, 1, ("127.0.0.1", port)))
     first.join(200)
     assert in_threads([*found, other], lambda r: r.all(r.rank, "x")) == [[0, 1]] * 2
     for r in (*found, other):
@@ -318,7 +319,7 @@ def test_who_knocks_and_is_no_rank_is_sent_away():
 # ---- shares
 @given(st.integers(0, 10_000), st.integers(1, 64))
 def test_shares_are_all_there_is_once(n, size):
-    for split, unit in (nc.share, 1), (nc.part, 8):
+    for split, unit in (engine.share, 1), (engine.part, 8):
         found = [split(n, rank, size) for rank in range(size)]
         assert [i for x in found for i in range(x.start, x.stop)] == list(range(n))
         sizes = [x.stop - x.start for x in found]
@@ -352,7 +353,7 @@ def test_a_process_sees_one_gpu(local, seen, own):
 def test_notes_of_other_ranks_are_not_repeated():
     import io
     out = io.StringIO()
-    notes = nc.Notes(3, out)
+    notes = processes.Notes(3, out)
     print("note: the same for all\nnanoeuler: what", "went wrong", file=notes)
     assert out.getvalue() == "rank 3: nanoeuler: what went wrong\n"
 
@@ -368,7 +369,7 @@ def test_gradients_of_shares_are_that_of_the_batch():
     model.gradient(tokens, targets, weight)
     want, total = model.g_flat.copy(), 0
     for rank in range(3):
-        mine = nc.share(7, rank, 3)
+        mine = engine.share(7, rank, 3)
         model.g_flat[:] = 0
         model.gradient(tokens[mine], targets[:, mine], weight[mine])
         total = total + model.g_flat
@@ -378,11 +379,11 @@ def test_gradients_of_shares_are_that_of_the_batch():
 # ---- the GPU engine, on a device that computes nothing
 @pytest.mark.usefixtures("old_objects_are_no_garbage")
 @pytest.mark.parametrize("dtype, size, piece", [
-    ("bf16", 2, nc.PIECE), ("bf16", 3, 1 << 10), ("bf16", 64, 1 << 10), ("f32", 3, 1 << 10),
+    ("bf16", 2, engine.PIECE), ("bf16", 3, 1 << 10), ("bf16", 64, 1 << 10), ("f32", 3, 1 << 10),
     ("f64", 3, 1 << 10)])
 def test_what_one_rank_sends_another_receives(dtype, size, piece, dry, monkeypatch):
     from dry_gpu import rank_of
-    monkeypatch.setattr(nc, "PIECE", piece)
+    monkeypatch.setattr(engine, "PIECE", piece)
     cfg = replace(ne.PRESETS["small"], n_layer=1, vocab_size=300, seq_len=32)
     flat, n = np.zeros(ne.n_params(cfg), np.float32), ne.n_params(cfg)
     tokens = np.zeros((5, 32), np.int32)
@@ -436,25 +437,25 @@ def test_gpus_starts_a_process_for_each(tmp_path, monkeypatch):
                       "open(f'{sys.argv[1]}/{rank}', 'w').write(' '.join(words))\n"
                       "sys.exit(3 if rank == sys.argv[2] else 0)\n", encoding="utf-8")
     for fails, code in ("1", 3), ("none", 0):
-        monkeypatch.setattr(nc, "gpus_here", lambda: 3)
+        monkeypatch.setattr(processes, "gpus_here", lambda: 3)
         monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path), fails])
-        assert nc.start_ranks(3) == code
+        assert processes.start_ranks(3) == code
         assert [(tmp_path / str(r)).read_text() for r in range(3)] == [
             f"{r} 3 127.0.0.1" for r in range(3)]
     with pytest.raises(ne.UserError, match="--gpus is 4, and there are 3"):
-        nc.start_ranks(4)
+        processes.start_ranks(4)
 
 
 def test_a_rank_of_another_number_of_ranks_is_named():
     port = free_port()
 
     def knock():
-        until(lambda: try_to_send(port, [nc.HELLO, "values", 1, 3]))
+        until(lambda: try_to_send(port, [sockets.HELLO, "values", 1, 3]))
 
     other = threading.Thread(target=knock)
     other.start()
     with pytest.raises(ne.UserError, match="rank 1 is one of 3, not of 2"):
-        nc.Ranks(place.Place(0, 2, 0, ("127.0.0.1", port)))
+        sockets.Ranks(place.Place(0, 2, 0, ("127.0.0.1", port)))
     other.join(200)
 
 
@@ -486,7 +487,7 @@ sys.exit(77)
 def ranks_of_this_machine(tmp_path, monkeypatch):
     """start(does, ...): start_ranks of as many, each of which fails or waits; and pids() of them"""
     (tmp_path / "rank.py").write_text(RANK, encoding="utf-8")
-    monkeypatch.setattr(nc, "gpus_here", lambda: 8)
+    monkeypatch.setattr(processes, "gpus_here", lambda: 8)
 
     def pids():
         return [int(path.read_text()) for path in sorted(tmp_path.glob("*.pid"))]
@@ -500,7 +501,7 @@ def ranks_of_this_machine(tmp_path, monkeypatch):
 
     def start(*does):
         monkeypatch.setattr(sys, "argv", [str(tmp_path / "rank.py"), str(tmp_path), *does])
-        return nc.start_ranks(len(does))
+        return processes.start_ranks(len(does))
 
     yield start, pids
     left = [pid for pid in pids() if os.path.exists(f"/proc/{pid}")]
@@ -513,7 +514,7 @@ def ranks_of_this_machine(tmp_path, monkeypatch):
 def test_where_one_rank_fails_the_others_are_killed_after_a_while(ranks_of_this_machine,
                                                                   monkeypatch):
     start, pids = ranks_of_this_machine
-    monkeypatch.setattr(nc, "GRACE", 0.2)
+    monkeypatch.setattr(processes, "GRACE", 0.2)
     assert start("waits", "fails", "waits") in (3, signal.SIGKILL)
 
 
@@ -579,8 +580,8 @@ def launched(tmp_path, monkeypatch):
             made.append(FakeRanks(place))
             return made[-1]
 
-        def fake_launch(of_run, engine, *, lock, out):
-            assert engine is nc.RankedModel and of_run is made[0]
+        def fake_launch(of_run, model, *, lock, out):
+            assert model is engine.RankedModel and of_run is made[0]
             with lock(out) as problem:
                 locks.append((tmp_path / ".a.bin.lock").exists())
                 assert problem == ""
@@ -589,17 +590,17 @@ def launched(tmp_path, monkeypatch):
         for name in "stdout", "stderr":      # launch_ranks replaces them
             monkeypatch.setattr(sys, name, getattr(sys, name))
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", str(rank) if devices is None else devices)
-        monkeypatch.setattr(nc, "PLACE", place.Place(rank, 2, rank))
-        monkeypatch.setattr(nc, "Ranks", ranks_of)
-        monkeypatch.setattr(nc, "Links", lambda ranks: ranks)
-        monkeypatch.setattr(nc, "of_ranks", lambda run, ranks: ranks)
-        monkeypatch.setattr(nc, "open_device", lambda: None)
-        monkeypatch.setattr(nc.RankedModel, "ranks", None, raising=False)
-        monkeypatch.setattr(nc.RankedModel, "links", None)
+        monkeypatch.setattr(processes, "PLACE", place.Place(rank, 2, rank))
+        monkeypatch.setattr(processes, "Ranks", ranks_of)
+        monkeypatch.setattr(processes, "Links", lambda ranks: ranks)
+        monkeypatch.setattr(processes, "of_ranks", lambda run, ranks: ranks)
+        monkeypatch.setattr(processes, "open_device", lambda: None)
+        monkeypatch.setattr(engine.RankedModel, "ranks", None, raising=False)
+        monkeypatch.setattr(engine.RankedModel, "links", None)
         monkeypatch.setattr(ne, "launch", fake_launch)
         monkeypatch.setattr(os, "_exit", exits)
         try:
-            code = nc.launch_ranks(None, {"out": str(tmp_path / "a.bin")})
+            code = processes.launch_ranks(None, {"out": str(tmp_path / "a.bin")})
         except Ended as end:
             [code] = end.args
         return code, made[0].calls if made else [], locks
@@ -647,8 +648,8 @@ def test_a_rank_without_a_gpu_of_its_own_is_rejected(devices, launched, capsys):
                                               (1, 1, "alone")])
 def test_a_run_starts_as_a_rank_or_starts_ranks_or_is_alone(size, gpus, want, monkeypatch):
     monkeypatch.setattr(nc, "PLACE", place.Place(0, size))
-    monkeypatch.setattr(nc, "launch_ranks", lambda run, flags: "rank")
-    monkeypatch.setattr(nc, "start_ranks", lambda n: f"start {n}")
+    monkeypatch.setattr(processes, "launch_ranks", lambda run, flags: "rank")
+    monkeypatch.setattr(processes, "start_ranks", lambda n: f"start {n}")
     monkeypatch.setattr(nc, "open_device", lambda: None)
     monkeypatch.setattr(ne, "launch", lambda run, engine, **flags: "alone")
     assert nc.stage(nc.Run)(gpus=gpus) == want
@@ -657,4 +658,4 @@ def test_a_run_starts_as_a_rank_or_starts_ranks_or_is_alone(size, gpus, want, mo
 def test_no_command_without_nccl_goes_on(monkeypatch):
     monkeypatch.setitem(sys.modules, "nccl", None)
     with pytest.raises(ne.UserError, match="several GPUs need NCCL .*nccl4py"):
-        nc.Links(place.Place())
+        engine.Links(place.Place())

@@ -92,6 +92,11 @@ def launch(kernel, *args, grid, block, smem=0, resident=False):
         except FirstLaunch as first:         # nothing was launched yet
             first.check()
 
+def gpus_here():
+    """How many this process may see"""
+    ok(driver.cuInit(0))
+    return ok(driver.cuDeviceGetCount())
+
 def allow_shared(compiled, config):
     """Before a launch whose blocks have more than 48 KB of shared memory, that of their arrays and
     what the launch asks for: the driver must allow it, and what it allowed before stays allowed."""

@@ -17,7 +17,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT)]
 import nanoeuler as ne
-import nanoeuler_cuda as nc
+from nanoeuler_parts.ranks import engine, processes, sockets
 from nanoeuler_parts.gpu import place
 from nanoeuler_parts.files.logs import alone
 from nanoeuler_parts.tuning.dpo import DpoRun
@@ -42,7 +42,7 @@ class Wide(ne.Model):
         return [x.astype(np.float32) for x in (self.flat, self.m, self.v)]
 
 
-class CpuRanked(nc.DataParallel, Wide):
+class CpuRanked(engine.DataParallel, Wide):
     """Where others are, moments are not numbers: who reads them is found out."""
 
     def __init__(self, cfg, flat, moments=(), options=None):
@@ -105,18 +105,18 @@ def main(rank, size, port, verb, *flags):
         step, who, how = fault.split()
         run = dies_at(run, int(step), int(who), how)
         # only a rank that stands still is found by its silence; others leave a closed socket
-        nc.EVERY, nc.SILENT = (1.0, 6.0) if how == "SIGSTOP" else (1.0, 3600.0)
-    ranks = nc.Ranks(place.Place(int(rank), int(size), int(rank), ("127.0.0.1", int(port))))
+        sockets.EVERY, sockets.SILENT = (1.0, 6.0) if how == "SIGSTOP" else (1.0, 3600.0)
+    ranks = sockets.Ranks(place.Place(int(rank), int(size), int(rank), ("127.0.0.1", int(port))))
     CpuRanked.ranks = ranks
     if ranks.rank:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
-        sys.stderr = nc.Notes(ranks.rank, sys.stderr)
+        sys.stderr = processes.Notes(ranks.rank, sys.stderr)
         lock = lambda out: contextlib.nullcontext("")
     chosen = ne.parse(ne.VERBS, "", [verb, *flags])
     chosen.pop("call")
     use_threads(chosen.pop("threads"))
     try:
-        ne.launch(nc.of_ranks(run, ranks), CpuRanked, lock=lock, **chosen)
+        ne.launch(processes.of_ranks(run, ranks), CpuRanked, lock=lock, **chosen)
         ranks.all("", "the end")
     except (ne.UserError, OSError) as e:
         print(f"nanoeuler: {ne.problem(e)}", file=sys.stderr, flush=True)
