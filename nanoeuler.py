@@ -2966,7 +2966,7 @@ class Decoder:
         self.cos, self.sin = rope_table(replace(cfg, seq_len=T), dtype)
 
     def with_slots(self, slots, length=0):
-        other = type(self).__new__(type(self))
+        other = object.__new__(type(self))
         other.begin(self.cfg, slots, length)
         other.weights, other.kept_as = self.weights, self.kept_as
         other.allocate()

@@ -238,12 +238,15 @@ def rung(name):
 
 def launched(f):
     """The kernels that f launches."""
-    kernels, launch = [], nc.launch
-    nc.launch = lambda kernel, *rest, **kw: (kernels.append(kernel), launch(kernel, *rest, **kw))
+    kernels, launch, modules = [], nc.launch, (nc, nc.tensor_cores().matmul)
+    for module in modules:
+        module.launch = lambda kernel, *rest, **kw: (
+            kernels.append(kernel), launch(kernel, *rest, **kw))
     try:
         f()
     finally:
-        nc.launch = launch
+        for module in modules:
+            module.launch = launch
     return kernels
 
 def products(cfg, B, T):

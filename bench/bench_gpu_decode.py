@@ -24,6 +24,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.gpu.launches import overlapping
+from nanoeuler_parts.tensor_cores.rows import AT_ONCE, BY_ROWS, keys_a_part
+from nanoeuler_parts.tensor_cores.steps import StepKind, power_of_two
 
 def median_ms(call, n=3):
     """Median ms of call(), which waits for the device, after one that compiles or records."""
@@ -53,7 +56,7 @@ def decode_ms(decoder, batch, T, draw=GREEDY):
 def device_ms(decoder, batch, T):
     """ms a step on the device, mean over a context: graphs of each length, one after another"""
     steps, total = decoder.steps, 0.0
-    unit = nc.keys_a_part(decoder.cfg.head_dim)
+    unit = keys_a_part(decoder.cfg.head_dim)
     for end in range(unit, T + unit, unit):
         position = min(end, T) - 1
         for slot in range(batch):
@@ -64,14 +67,14 @@ def device_ms(decoder, batch, T):
             for slot in range(batch):
                 decoder.truncate(position, slot)
         parts_now = steps.parts_bucket(position + 1)
-        kind = nc.StepKind(nc.AT_ONCE, parts_now, nc.AT_ONCE, False, True)
-        if batch <= nc.AT_ONCE:
-            rows = nc.power_of_two(batch)
-            kind = nc.StepKind(rows, parts_now, rows, True, True)
+        kind = StepKind(AT_ONCE, parts_now, AT_ONCE, False, True)
+        if batch <= AT_ONCE:
+            rows = power_of_two(batch)
+            kind = StepKind(rows, parts_now, rows, True, True)
         replay = functools.partial(steps.graphs[kind], None)
 
         def many():
-            for _ in range(100 * nc.cdiv(batch, nc.AT_ONCE)):
+            for _ in range(100 * nc.cdiv(batch, AT_ONCE)):
                 replay()
             nc.gpu.stream.synchronize()
         total += median_ms(many) / 100
@@ -80,7 +83,7 @@ def device_ms(decoder, batch, T):
 def prompt_device_ms(decoder, T):
     """ms of the kernels of a prompt that was read, and of its logits"""
     steps = decoder.steps
-    prompt, logits = steps.prompts.graphs[T], steps.graphs[nc.StepKind(1, 0, 1, True)]
+    prompt, logits = steps.prompts.graphs[T], steps.graphs[StepKind(1, 0, 1, True)]
 
     def many():
         for _ in range(20):
@@ -112,15 +115,15 @@ def kernel_us(decoder, batch):
         launches.setdefault(name, []).append((kernel, args, config))
     nc.launch = keep
     try:
-        lines = nc.power_of_two(batch)
-        steps.queue(nc.StepKind(lines, steps.parts_bucket(T), lines, False, True))
+        lines = power_of_two(batch)
+        steps.queue(StepKind(lines, steps.parts_bucket(T), lines, False, True))
     finally:
         nc.launch = launch
     out = {}
     for name, found in launches.items():
         if name == "take":
             continue
-        for overlap in (contextlib.nullcontext, nc.overlapping):
+        for overlap in (contextlib.nullcontext, overlapping):
             def row(found=found, overlap=overlap):
                 with overlap():
                     for i in range(200):
@@ -132,7 +135,7 @@ def kernel_us(decoder, batch):
             def replay(graph=graph, row=row):
                 graph(row)
                 nc.gpu.stream.synchronize()
-            out[name, overlap is nc.overlapping] = 1e3 * median_ms(replay, 5) / 200
+            out[name, overlap is overlapping] = 1e3 * median_ms(replay, 5) / 200
     assert size.L > 1
     return out
 
@@ -222,8 +225,8 @@ def main():
     whole = prompt_ms(decoder, T)
     print(f"  prompt of {T}: {whole:.2f} ms, host; {prompt_device_ms(decoder, T):.2f} device",
           flush=True)
-    for n in (8, 32, nc.BY_ROWS, nc.BY_ROWS + 1, 256):
-        way = "by rows" if n <= nc.BY_ROWS else "at once"
+    for n in (8, 32, BY_ROWS, BY_ROWS + 1, 256):
+        way = "by rows" if n <= BY_ROWS else "at once"
         print(f"  prompt of {n}, {way}: {prompt_ms(decoder, n):.2f} ms, host", flush=True)
     if args.kernels:
         for batch in (1, 8):

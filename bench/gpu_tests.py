@@ -36,8 +36,11 @@ from common import out_folder
 
 PARTS = ("twins", "kernels", "gradient", "tests", "sanitizer")
 NEEDED = PARTS[:4]                           # compute-sanitizer comes with the CUDA toolkit only
-# the fingerprint is that of their code
-PROVEN = ("nanoeuler_cuda.py", "tests/oracles/naive_attention.py", "tests/test_gpu.py")
+# The fingerprint is that of their code: all kernels, what launches them, and the tests
+DEVICE = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "nanoeuler_parts").rglob("*.py"))
+          if path.parent.name == "tensor_cores" or path.parent.name in ("gpu", "ranks")
+          and "from numba import" in path.read_text(encoding="utf-8")]
+PROVEN = ("nanoeuler_cuda.py", *DEVICE, "tests/oracles/naive_attention.py", "tests/test_gpu.py")
 
 
 def code_of(text):

@@ -6,6 +6,10 @@
     serve/         the HTTP server and its pages
     tuning/        sft, dpo, and the examples that they read
     tools/         answers to a file of prompts, the lens, loss curves, the facts of a checkpoint
+    tokenizers/    splitting patterns of other models, SentencePiece
+    gpu/           GPU: launches, graphs, and numbers in kernels
+    tensor_cores/  GPU: products, attention and decoding on tensor cores
+    ranks/         several GPUs that train one model
 
 nanoeuler.py and nanoeuler_cuda.py are the programs.  They import these modules; a reader who wants
 to understand the model needs none of them.

@@ -23,8 +23,13 @@ from numba import cuda
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
-from nanoeuler_parts.ranks import engine
 from nanoeuler_parts.gpu import launches
+from nanoeuler_parts.ranks import engine
+from nanoeuler_parts.tensor_cores import ptx, steps
+from nanoeuler_parts.tensor_cores.attention import tensor_attention
+from nanoeuler_parts.tensor_cores.matmul import MMA_SMEM, WGMMA_SMEM
+from nanoeuler_parts.tensor_cores.rows import AT_ONCE, BY_ROWS, GROUP, keys_a_part, weight_stride
+from nanoeuler_parts.tensor_cores.tiles import ONE_TILE_SMEM, one_tile_matmul
 from oracles.naive_attention import NaiveModel
 
 SMALL, BIG, BASE, LARGE, XL = (ne.PRESETS[x] for x in ("small", "big", "base", "large", "xl"))
@@ -130,13 +135,13 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         first, end = out[0], out[0] + (M - 1) * out[3] + out[5] * N
         for pointer, rows, columns, stride, _, size in (a, b):
             assert end <= pointer or pointer + (rows - 1) * stride + size * columns <= first
-        self.runs(min(tiles(M, 128) * tiles(N, 256) * splits, 46), 384, nc.WGMMA_SMEM)
+        self.runs(min(tiles(M, 128) * tiles(N, 256) * splits, 46), 384, WGMMA_SMEM)
 
     def one_tile_kernel(self, out, map_a, map_b, K):
         (M, N), maps = out.shape, map_a.gpu_data.device.maps
         a, b = (maps[x.gpu_data.address] for x in (map_a, map_b))
         assert a[1:3] == (M, K) and b[1:3] == (N, K) and a[4] == b[4] == 64 and a[5] == b[5] == 2
-        self.runs((tiles(N, 64), tiles(M, 64)), 128, nc.ONE_TILE_SMEM)
+        self.runs((tiles(N, 64), tiles(M, 64)), 128, ONE_TILE_SMEM)
 
     def mma_kernel_kernel(self, out, a, b, semaphores, M, N, K, splits):
         a_mn, b_mn = (constants(constants(self.kernel)[f"of_{x}"].issue_loads)["mn"] for x in "ab")
@@ -148,7 +153,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         accumulate = out.dtype == np.float32
         assert splits == 1 or accumulate and semaphores.size >= tiles(M, 128) * tiles(N, 128)
         apart(out, a, b)
-        self.runs(tiles(M, 128) * tiles(N, 128) * splits, 128, nc.MMA_SMEM)
+        self.runs(tiles(M, 128) * tiles(N, 128) * splits, 128, MMA_SMEM)
 
     def embedding_forward_kernel(self, x, tokens, wte):
         assert x.shape[0] <= tokens.size and x.shape[1] == wte.shape[1]
@@ -221,8 +226,8 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
     def tensor_attention(self, qkv, T, HD, *rows):
         B, H, G, D = self.attention(qkv, T, HD, *rows)
         hopper = nc.kernel_path() == "wgmma" and D == 64
-        assert D in (32, 64, 128) and self.kernel in nc.tensor_attention(D, hopper)
-        return B, H, G, D, nc.tensor_attention(D, hopper)
+        assert D in (32, 64, 128) and self.kernel in tensor_attention(D, hopper)
+        return B, H, G, D, tensor_attention(D, hopper)
 
     def portable_attention_forward(self, o, lse, qkv, T, G, scale):
         B, H, groups, k = self.portable(qkv, T, o.shape[1], lse)
@@ -336,21 +341,21 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         apart(partial, qk, rstd)
 
     def rows_of(self, rows, *arrays):
-        """What the kernels of 9.1 share: rows of whole vectors."""
-        assert rows.shape == (5, nc.AT_ONCE) and rows.dtype == np.int32
+        """What the kernels of rows.py share: rows of whole vectors."""
+        assert rows.shape == (5, AT_ONCE) and rows.dtype == np.int32
         assert all(extent(x)[0] % 16 == 0 for x in arrays)
 
     def product_runs(self, N, tiles, K, normed=False, more_smem=0):
         """Of a product with N outputs a row, blocks of so many tiles of W"""
-        groups = constants(self.kernel)["ROWS"] // nc.GROUP if self.grid[1] > 1 else 1
-        assert 1 <= self.grid[1] <= nc.AT_ONCE // nc.GROUP // groups
+        groups = constants(self.kernel)["ROWS"] // GROUP if self.grid[1] > 1 else 1
+        assert 1 <= self.grid[1] <= AT_ONCE // GROUP // groups
         hopper = nc.kernel_path() == "wgmma"
-        smem = tiles * 8 * nc.weight_stride(K) + 4 * K * normed if hopper else 0
+        smem = tiles * 8 * weight_stride(K) + 4 * K * normed if hopper else 0
         self.runs((-(-N // (8 * tiles)), self.grid[1]), 256, smem + more_smem)
 
     def product_kernels_qkv(self, q, kc, vc, x, gain, w, bias, cos, sin, rows, eps):
         (_, G, T, D), (R, HD), C = kc.shape, q.shape, x.shape[1]
-        assert vc.shape == kc.shape and R == nc.AT_ONCE == len(x) and gain.shape == (C,)
+        assert vc.shape == kc.shape and R == AT_ONCE == len(x) and gain.shape == (C,)
         assert w.shape == (HD + 2 * G * D, C) and cos.shape == sin.shape == (T, D // 2)
         assert bias.shape == w.shape[:1] or not constants(self.kernel)["biased"]
         assert (constants(self.kernel)["HD"], constants(self.kernel)["D"]) == (HD, D)
@@ -362,36 +367,36 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         heads, blocks, count = constants(self.kernel)["HEADS"], *self.grid[1:]
         assert vc.shape == kc.shape and HD == H * D and H // G % heads == 0
         assert o.shape == (R, parts, HD) and ml.shape == (R, parts, H, 2)
-        assert parts <= tiles(T, nc.keys_a_part(D)) and 1 <= count <= R == nc.AT_ONCE
+        assert parts <= tiles(T, keys_a_part(D)) and 1 <= count <= R == AT_ONCE
         assert blocks == parts and constants(self.kernel)["BLOCKS"] == H // G // heads
         self.rows_of(rows, q, kc, vc)
         self.runs((H // heads, blocks, count), 256)
         apart(o, ml, q, kc, vc)
 
     def advance_kernel(self, rows, latest):
-        assert latest.shape == (nc.AT_ONCE,)
+        assert latest.shape == (AT_ONCE,)
         self.rows_of(rows)
-        self.runs(1, nc.AT_ONCE)
+        self.runs(1, AT_ONCE)
 
     def choose_kernel_choose(self, ids, latest, odds, out, draws, rows, V):
-        assert ids.shape == draws.shape[:2] == (2, ne.MOST_ROWS) and latest.shape == (nc.AT_ONCE,)
+        assert ids.shape == draws.shape[:2] == (2, ne.MOST_ROWS) and latest.shape == (AT_ONCE,)
         assert draws.shape[2] == len(ne.Draw._fields)
-        assert odds.shape == (nc.AT_ONCE, V) and V < out.shape[1] and self.grid[0] <= nc.AT_ONCE
+        assert odds.shape == (AT_ONCE, V) and V < out.shape[1] and self.grid[0] <= AT_ONCE
         self.rows_of(rows)
         self.runs(self.grid[0], 256)
 
     def product_kernels_merge(self, att, o, ml, rows):
         R, parts, HD = o.shape
-        assert att.shape == (R, HD) and R == nc.AT_ONCE and ml.shape[:2] == (R, parts)
+        assert att.shape == (R, HD) and R == AT_ONCE and ml.shape[:2] == (R, parts)
         self.rows_of(rows, att, o)
         self.runs((tiles(HD, 512), self.grid[1]), 128)
         apart(att, o, ml)
 
     def product_kernels_proj(self, x, o, ml, w, rows):
         (R, parts, HD), C = o.shape, x.shape[1]
-        assert R == nc.AT_ONCE == len(x) and ml.shape[:2] == (R, parts) and w.shape == (C, HD)
+        assert R == AT_ONCE == len(x) and ml.shape[:2] == (R, parts) and w.shape == (C, HD)
         self.rows_of(rows, x, o, w)
-        self.product_runs(C, 1, HD, more_smem=4 * nc.GROUP * (HD + 4))
+        self.product_runs(C, 1, HD, more_smem=4 * GROUP * (HD + 4))
         apart(x, o, ml)
 
     def product_kernels_gate_up(self, y, x, gain, w, rows, eps):
@@ -416,7 +421,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         apart(out, x)
 
     def take_kernel_take(self, x, rows, wte):
-        assert x.shape == (nc.AT_ONCE, wte.shape[1]) and self.grid[0] <= nc.AT_ONCE
+        assert x.shape == (AT_ONCE, wte.shape[1]) and self.grid[0] <= AT_ONCE
         self.rows_of(rows)
         self.runs(self.grid[0], 128)
 
@@ -539,9 +544,9 @@ def dry_run(total=1 << 50):
                     record=lambda stream: None, synchronize=lambda: None)),
                 (cuda, "current_context", lambda *_: context),
                 (cuda, "get_current_device", lambda: device.gpu),
-                (nc, "tensor_map", device.tensor_map),
-                (nc, "upload", upload), (nc, "download", lambda staged, x: upload(x, staged)),
-                (nc, "row_to", row_to),
+                (ptx, "tensor_map", device.tensor_map),
+                (steps, "upload", upload), (steps, "download", lambda staged, x: upload(x, staged)),
+                (steps, "row_to", row_to),
                 (sys.modules["numba.cuda.cudadrv.devices"], "get_context", lambda *_: context),
                 (nc.gpu, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),
                 (nc.Graph, "enabled", False),
@@ -583,7 +588,7 @@ def step(model, B, T):
 def one_tile():
     """The kernel that only the self-tests use."""
     out, a, b = (nc.new(shape, np.uint16) for shape in ((130, 70), (130, 72), (70, 72)))
-    nc.one_tile_matmul(out, a, b)
+    one_tile_matmul(out, a, b)
 
 
 def wide_norms(C, dtype):
@@ -627,9 +632,9 @@ def everything_of(decoder, T):
             many.draw([ne.Part(slot, [0], 1) for slot in (2, 0)], draws, draws)
         many.truncate(n, 2), many.truncate(1, 0)
     many.copy(2, 1, n)
-    if many.steps:                           # a prompt, and a step of more rows than a graph has
+    if many.wide:                            # a prompt, and a step of more rows than a graph has
         many.truncate(0, 1)
-        n = min(T, nc.BY_ROWS + 1)
+        n = min(T, BY_ROWS + 1)
         assert many.read([ne.Part(1, [0] * n, n)]).shape == (n, V)
 
 

@@ -1,11 +1,13 @@
 """Kernels on disk: found by other processes, and not lost or swapped where two compile at once."""
 import contextlib
 import importlib
+import inspect
 import itertools
 import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from helpers import ROOT, needs, ok
@@ -13,21 +15,25 @@ from helpers import ROOT, needs, ok
 needs("numba_cuda")
 
 import bpe
-import nanoeuler_cuda  # noqa: F401, which puts save_compiled into numba-cuda's cache too
+from dry_gpu import SMALL, dry_run, everything, everything_of_a_rank, one_tile
+
+from nanoeuler_parts.gpu import launches
+from nanoeuler_parts.tensor_cores.ptx import DeviceFunctions
 
 
 def test_a_kernel_is_found_in_the_cache_by_another_process():
     """Numba's keys of what the makers make, in two processes that hash everything differently."""
     code = ("import nanoeuler_cuda as nc\n"
+            "from nanoeuler_parts.tensor_cores import attention, matmul\n"
             "class Codegen: magic_tuple = staticmethod(lambda: ())\n"
             "for make, *args in (\n"
-            "        (nc.wgmma_kernel, 0, 0, 0), (nc.wgmma_kernel, 0, 1, 1),\n"
-            "        (nc.mma_kernel, 0, 0, 0), (nc.embedding_backward_kernel, 4, 3),\n"
+            "        (matmul.wgmma_kernel, 0, 0, 0), (matmul.wgmma_kernel, 0, 1, 1),\n"
+            "        (matmul.mma_kernel, 0, 0, 0), (nc.embedding_backward_kernel, 4, 3),\n"
             "        (nc.rmsnorm_kernels, 768, 8), (nc.rope_kernel, 8), (nc.swiglu_kernels, 8),\n"
             "        (nc.portable_attention, 64, 4, 1 << 16), (nc.cross_entropy_kernel, 8),\n"
             "        *((make, 64, hopper) for hopper in (True, False) for make in (\n"
-            "            nc.tensor_attention_forward, nc.tensor_attention_dq,\n"
-            "            nc.tensor_attention_dkv)),\n"
+            "            attention.tensor_attention_forward, attention.tensor_attention_dq,\n"
+            "            attention.tensor_attention_dkv)),\n"
             "        (nc.adamw_kernel, 4)):\n"
             "    made = make(*args)\n"
             "    for k in made if isinstance(made, tuple) else [made]:\n"
@@ -44,8 +50,10 @@ def test_kernels_are_kept_only_where_there_is_a_place_for_them(kept, tmp_path):
     """bpe.CACHE says so; with cache=True Numba would end the program at the first decorator."""
     code = (f"import bpe; bpe.CACHE = {kept}\n"
             "import nanoeuler_cuda as nc\n"
-            "kernels = [nc.matmul_kernel, *nc.rmsnorm_kernels(64, 8), nc.mma_kernel(0, 0, 0),\n"
-            "           nc.wgmma_kernel(0, 0, 0), nc.tensor_attention(64, False).forward]\n"
+            "from nanoeuler_parts.tensor_cores import attention, matmul\n"
+            "kernels = [nc.matmul_kernel, *nc.rmsnorm_kernels(64, 8), matmul.mma_kernel(0, 0, 0),\n"
+            "           matmul.wgmma_kernel(0, 0, 0),\n"
+            "           attention.tensor_attention(64, False).forward]\n"
             "print(*{type(k._cache).__name__ for k in kernels})\n")
     env = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path))
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, env=env,
@@ -77,6 +85,41 @@ def save_in_turns(files, order):
         assert done.acquire(timeout=60)
     for thread in threads:
         thread.join()
+
+
+def functions_of(function, found):
+    """All functions of this project that one calls, by its global variables and its closure"""
+    function = getattr(function, "py_func", function)
+    if not hasattr(function, "__code__") or function in found:
+        return found
+    names = inspect.getclosurevars(function)
+    if function.__module__.split(".")[0] in ("nanoeuler_cuda", "nanoeuler_parts"):
+        found.add(function)
+        for value in (*names.globals.values(), *names.nonlocals.values()):
+            members = vars(value).values() if isinstance(value, DeviceFunctions) else [value]
+            for member in members:
+                # an intrinsic's Python function is its `_defn`
+                functions_of(getattr(member, "_defn", member), found)
+    return found
+
+
+def test_each_file_that_a_kernel_is_made_of_is_in_its_stamp():
+    """An edit of another file would else leave a stale kernel on disk, which computes wrong numbers
+    and says nothing."""
+    with dry_run() as device:
+        device.gpu.compute_capability = (9, 0)
+        everything(SMALL, 2, 64, "bf16")
+        everything_of_a_rank(SMALL, 2, 64)
+        one_tile()
+    kernels = {x.kernel for x in device.launches}
+    assert len(kernels) > 30
+    files = {function.__code__.co_filename for kernel in kernels
+             for function in functions_of(kernel, set())}
+    assert {Path(file).name for file in files} >= {"numbers.py", "ptx.py", "tiles.py", "rows.py"}
+    assert files <= {*launches.DEVICE_CODE}
+    for kernel in kernels:
+        _, stamp = kernel._cache._cache_file._source_stamp
+        assert stamp == bpe.digest(tuple(launches.DEVICE_CODE))
 
 
 CACHES = pytest.mark.parametrize("module, name", [("bpe", "CacheFile"),

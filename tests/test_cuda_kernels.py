@@ -6,6 +6,7 @@ import math
 import re
 from collections import namedtuple
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,8 @@ from numba import cuda, types
 from numba.cuda import compiler
 
 import nanoeuler_cuda as nc
+from nanoeuler_parts.tensor_cores.rows import GROUP, MERGED, SLICE, TURNS_AT_ONCE, row_product
+from nanoeuler_parts.tensor_cores.steps import heads_a_block
 from nanoeuler_parts.gpu import launches
 
 
@@ -167,8 +170,8 @@ def widest(launches):
 
 
 # All that what is built depends on: the kernels, the launches, the compiler, and this file.
-SOURCES = ("nanoeuler_cuda.py", "nanoeuler.py", "tests/oracles/naive_attention.py",
-           "tests/dry_gpu.py", "tests/test_cuda_kernels.py")
+SOURCES = (*(str(Path(file).relative_to(ROOT)) for file in launches.DEVICE_CODE), "nanoeuler.py",
+           "tests/oracles/naive_attention.py", "tests/dry_gpu.py", "tests/test_cuda_kernels.py")
 COMPILERS = ("numba", "numba-cuda", "llvmlite", "cuda-core", "nvidia-nvvm", "nvidia-nvjitlink")
 
 
@@ -352,7 +355,7 @@ def test_the_driver_is_asked_between_launches(monkeypatch):
     assert launched == [(7,)] * 3 and asked == [("shared", False), ("resident", False)]
 
 
-# ---- rows (9.1)
+# ---- rows
 @functools.cache
 def rows_launches(preset, *counts):
     """One launch of each kernel of a decoder's steps of so many rows, on Hopper, by name"""
@@ -366,7 +369,7 @@ def rows_launches(preset, *counts):
     return {x.name: x for x in device.launches}
 
 
-FEW, MANY, MOST = (nc.MERGED, 1), (nc.GROUP + 1,), (4 * nc.GROUP,)
+FEW, MANY, MOST = (MERGED, 1), (GROUP + 1,), (4 * GROUP,)
 
 
 def test_parts_are_merged_alike_alone_and_among_many(request):
@@ -381,20 +384,20 @@ def test_parts_are_merged_alike_alone_and_among_many(request):
     assert merge == proj and len(merge) > 50
 
 
-@pytest.mark.parametrize("groups", [*nc.TURNS_AT_ONCE])
+@pytest.mark.parametrize("groups", [*TURNS_AT_ONCE])
 def test_a_product_of_rows_takes_each_slice_once(groups):
     """Also where the turns are no multiple of those whose loads are under way at once, as in F of
     `large` and C of `xl`: what lies behind K is left."""
     uneven = 0
     for K in [8, 40, 264, *range(256, 16_384, 256)]:
-        multiply = nc.row_product(K, 1, groups, False, True).multiply
+        multiply = row_product(K, 1, groups, False, True).multiply
         found = SimpleNamespace(**constants(multiply))
         taken = [(turn0 + i) * 8 + warp for turn0 in range(0, found.TURNS, found.BATCH)
                  for i in range(found.BATCH) for warp in range(8)]
         if not found.WHOLE:
             taken = [at for at in taken if at < found.SLICES]
-        assert sorted(taken) == list(range(-(-K // nc.SLICE))), K
-        assert found.BATCH <= nc.TURNS_AT_ONCE[groups]
+        assert sorted(taken) == list(range(-(-K // SLICE))), K
+        assert found.BATCH <= TURNS_AT_ONCE[groups]
         uneven += found.TURNS % found.BATCH > 0
     assert uneven > 10 or groups == 4        # of which a turn is all that is under way
 
@@ -411,12 +414,12 @@ def test_rows_load_16_bytes_at_once(counts, request):
     """All that a thread loads in a loop: weights, x, gains, keys, values, parts of attention.  And
     what the copy engine is asked for."""
     C, F, HD = (-(-K // 256) for K in (BASE.n_embd, BASE.n_hidden, BASE.n_head * BASE.head_dim))
-    heads = nc.heads_a_block(BASE.n_head, BASE.n_kv_head)
+    heads = heads_a_block(BASE.n_head, BASE.n_kv_head)
     expected = {"qkv": Wide(4 * C, 2 * C, 2), "down": Wide(F, 2 * F, 1), "merge": Wide(0, 8),
                 "proj": Wide(3 * HD, 8, 1), "attend": Wide(0, 8 + heads, ahead=2)}
     expected["gate_up"] = expected["logits"] = Wide(6 * C, 2 * C, 2)
     if counts != FEW:                        # twice the rows, and of down twice the tiles of W
-        turns = nc.TURNS_AT_ONCE[2]     # of F at once
+        turns = TURNS_AT_ONCE[2]     # of F at once
         expected.update(qkv=Wide(4 * C, 4 * C, 2), gate_up=Wide(6 * C, 4 * C, 2),
                         logits=Wide(6 * C, 4 * C, 2), down=Wide(2 * turns, 4 * turns, 1))
     if counts == MOST:                       # four times the rows, W once for two, a loop of turns

@@ -2,6 +2,7 @@
 remembers, and in which order the host waits."""
 import contextlib
 import gc
+import sys
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,9 @@ from numba import cuda
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.tensor_cores import steps
+from nanoeuler_parts.tensor_cores.rows import MERGED, TURNS_AT_ONCE, keys_a_part
+from nanoeuler_parts.tensor_cores.steps import whole_smem
 from nanoeuler_parts.gpu import launches
 
 pytestmark = pytest.mark.usefixtures("old_objects_are_no_garbage")
@@ -48,11 +52,12 @@ def test_a_model_keeps_to_its_own_way_to_multiply(first, dry):
 
 def test_an_error_of_the_driver_is_none_of_the_users(dry, monkeypatch):
     """A chat goes on after a UserError; after this one every call fails."""
-    monkeypatch.setattr(nc.driver, "cuGetErrorString", lambda error: (0, b"an illegal address"))
+    monkeypatch.setattr(launches.driver, "cuGetErrorString", lambda error: (
+        0, b"an illegal address"))
     with pytest.raises(nc.CudaAPIError, match="700"):
-        nc.ok((nc.driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,))
+        launches.ok((launches.driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,))
     assert not issubclass(nc.CudaAPIError, ne.UserError)
-    assert nc.ok((nc.driver.CUresult.CUDA_SUCCESS, 7)) == 7
+    assert launches.ok((launches.driver.CUresult.CUDA_SUCCESS, 7)) == 7
 
 
 @ways
@@ -80,7 +85,7 @@ def test_only_steps_of_rows_on_hopper_overlap(dry, monkeypatch):
 
     def seen(kernel, *args, **config):
         overlapped.append(launches.dispatcher.LaunchConfig is not plain)
-    monkeypatch.setattr(nc, "launch", seen)
+    monkeypatch.setattr(steps, "launch", seen)
     for capability, overlaps in ((8, 9), False), ((9, 0), True):
         dry.gpu.compute_capability = capability
         decoder = nc.Decoder(SMALL, np.zeros(ne.n_params(SMALL), np.float32), "bf16")
@@ -88,7 +93,7 @@ def test_only_steps_of_rows_on_hopper_overlap(dry, monkeypatch):
         decoder.decode(0, 0)
         assert overlapped == [False] + [overlaps] * (5 * SMALL.n_layer + 1)    # `take` is plain
         assert launches.dispatcher.LaunchConfig is plain
-    with pytest.raises(ZeroDivisionError), nc.overlapping():
+    with pytest.raises(ZeroDivisionError), launches.overlapping():
         assert launches.dispatcher.LaunchConfig(grid=1, block=1).programmatic_stream_serialization
         1 / 0
     assert launches.dispatcher.LaunchConfig is plain
@@ -116,7 +121,7 @@ def test_weights_are_kept_as_is_best(name, capability, kept, dry, capsys):
     dry.gpu.compute_capability, cfg = capability, RUNS[name][0]
     decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "")
     assert decoder.kept_as == decoder.with_slots(2).kept_as == kept
-    assert bool(decoder.steps) == (kept == "bf16") and capsys.readouterr().err == ""
+    assert decoder.wide == (kept == "bf16") and capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("options, word", [
@@ -124,12 +129,12 @@ def test_weights_are_kept_as_is_best(name, capability, kept, dry, capsys):
     ({"window": 40}, ""), ({"qkv_bias": True}, ""),
     ({"rope_scaling": "linear", "rope_factor": 4.0}, "")])
 def test_a_decoder_of_other_llamas(options, word, dry, capsys):
-    """Steps of rows (9.1) have no norms of q and k, and no windows in the context."""
+    """Steps of rows have no norms of q and k, and no windows in the context."""
     cfg = replace(SMALL, seq_len=40, **options)
     flat = np.zeros(ne.n_params(cfg), np.float32)
     assert nc.Decoder(cfg, flat, "").kept_as == ("f32" if word else "bf16")
     decoder = nc.Decoder(cfg, flat, "bf16")
-    assert bool(decoder.steps) == (not word) and word in capsys.readouterr().err
+    assert decoder.wide == (not word) and word in capsys.readouterr().err
     dry.launches.clear()
     decoder.decode(0, 0)
     names, windows = [x.name for x in dry.launches], {
@@ -138,7 +143,7 @@ def test_a_decoder_of_other_llamas(options, word, dry, capsys):
         x.name == "product_kernels_qkv" and constants(x.kernel)["biased"] for x in dry.launches)
     assert biases == cfg.n_layer * cfg.qkv_bias
     assert names.count("head_norm_kernel") == cfg.n_layer * cfg.qk_norm
-    assert windows == (set() if decoder.steps else {20 if cfg.window else 40})
+    assert windows == (set() if decoder.wide else {20 if cfg.window else 40})
 
 
 def test_slots_of_a_window_keep_all_tokens(dry):
@@ -161,7 +166,7 @@ def test_a_prompt_of_several_steps(weights, dry):
 def test_rows_of_a_step(dry):
     """64 rows at most, in blocks of eight, or of sixteen where there are more; three that are read
     are four for the graph."""
-    cfg = replace(SMALL, n_layer=1, seq_len=2 * nc.keys_a_part(SMALL.head_dim))
+    cfg = replace(SMALL, n_layer=1, seq_len=2 * keys_a_part(SMALL.head_dim))
     decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16", slots=4)
 
     def grids(name, *parts):
@@ -171,10 +176,10 @@ def test_rows_of_a_step(dry):
 
     assert grids("attend_kernel_attend", (3, [0] * 19, 2), (1, [0] * 2, 1)) == [(1, 32)]
     assert grids("product_kernels_gate_up", (3, [0] * 3, 2)) == [(1, 1)]
-    assert grids("product_kernels_merge", (3, [0] * (nc.MERGED // 2), 1)) == []
-    assert grids("product_kernels_merge", (3, [0] * nc.MERGED, 1)) == [(nc.MERGED, 1)]
+    assert grids("product_kernels_merge", (3, [0] * (MERGED // 2), 1)) == []
+    assert grids("product_kernels_merge", (3, [0] * MERGED, 1)) == [(MERGED, 1)]
     assert grids("product_kernels_logits", (3, [0] * 11, 9), (1, [0] * 2, 2)) == [(1, 1)]
-    assert decoder.texts[3] == [0] * (35 + nc.MERGED)
+    assert decoder.texts[3] == [0] * (35 + MERGED)
     decoder.truncate(19, 3)
     found = grids("attend_kernel_attend", (3, [0] * (cfg.seq_len - 19), 1))
     assert found == [(1, 64), (2, 64), (2, 64), (2, 64)]
@@ -295,7 +300,7 @@ def test_a_block_has_fewer_rows_where_shared_memory_is_short(dry):
     dry.gpu.compute_capability = (9, 0)
     cfg = replace(SMALL, n_embd=1024, n_layer=1, seq_len=64)
     flat, size = np.zeros(ne.n_params(cfg), np.float32), ne.dims_of(cfg)
-    need = [nc.whole_smem(size, groups) for groups in nc.TURNS_AT_ONCE]
+    need = [whole_smem(size, groups) for groups in TURNS_AT_ONCE]
     assert need == sorted({*need})
     for room, groups in ((need[2], 4), (need[2] - 1, 2), (need[1] - 1, 1)):
         dry.gpu.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = room
@@ -306,7 +311,7 @@ def test_a_block_has_fewer_rows_where_shared_memory_is_short(dry):
         assert decoder.steps.groups == groups and blocks == {8 // groups}
     dry.gpu.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = need[0] - 1
     assert "bytes of shared memory" in nc.rows_refused(cfg)
-    assert not nc.Decoder(cfg, flat, "bf16").steps
+    assert not nc.Decoder(cfg, flat, "bf16").wide
 
 
 def test_every_kernel_is_launched(dry):
@@ -404,7 +409,7 @@ def test_blocks_that_wait_for_each_other_must_be_there_together(each, fits, dry,
 def test_less_shared_memory_takes_none_from_a_launch_before(dry, monkeypatch):
     """The driver keeps one number for each kernel, which a later launch must not lower.  Its 48 KB
     without asking are for the kernel's arrays, too."""
-    names, device, arrays = nc.driver.CUfunction_attribute, SimpleNamespace(id=0), 10 << 10
+    names, device, arrays = launches.driver.CUfunction_attribute, SimpleNamespace(id=0), 10 << 10
     most, granted, asked = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, {7: 38 << 10}, []
     library = SimpleNamespace(get_cufunc=lambda: SimpleNamespace(handle=7))
     compiled = SimpleNamespace(_codelibrary=library)
@@ -628,3 +633,21 @@ def test_faulty_launches_are_caught(fault, dry):
     nc.launch(fill_kernel, x, np.float32(0), grid=1, block=256)
     with pytest.raises(AssertionError):
         fault(x, w, out)
+
+
+# ---- without nanoeuler_parts/tensor_cores
+def test_the_program_runs_without_the_tensor_cores(dry, monkeypatch, capsys):
+    """It then launches the kernels of its own file alone, and says so once."""
+    monkeypatch.setitem(sys.modules, "nanoeuler_parts.tensor_cores", None)
+    nc.tensor_cores.cache_clear()
+    try:
+        dry.gpu.compute_capability = (9, 0)
+        everything(SMALL, 2, 64, "bf16")
+        everything(LLAMA, 2, 64, "bf16")
+        decoder = nc.Decoder(SMALL, np.zeros(ne.n_params(SMALL), np.float32), "")
+        assert decoder.kept_as == "f32" and not decoder.wide
+        assert {x.kernel.py_func.__module__ for x in dry.launches} == {"nanoeuler_cuda"}
+        assert nc.op_tests(quick=True)
+        assert capsys.readouterr().err.count("tensor_cores is missing") == 1
+    finally:
+        nc.tensor_cores.cache_clear()

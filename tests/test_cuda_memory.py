@@ -75,7 +75,7 @@ def test_memory_table_is_what_a_model_takes(name, B, T, dtype, naive, dry):
     assert table["parameters"] == table["gradients"] == group([model.g_flat])
     assert table["bfloat16 copies"] == (group([model.copies]) if dtype == "bf16" else 0)
     before, decoder = dry.used, model.decoder()
-    if decoder.steps:                        # a prompt takes its memory when it comes
+    if decoder.wide:                         # a prompt takes its memory when it comes
         decoder.read([ne.Part(0, [0] * cfg.seq_len)])
     # beside angles, and the activations and logits of a few rows
     assert dry.used - before == pytest.approx(table["samples"], rel=0.01, abs=1 << 20)

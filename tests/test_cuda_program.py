@@ -22,6 +22,7 @@ from servers import post, serving
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.gpu import doctor
 from nanoeuler_parts.tuning.sft import SftRun
 
 pytestmark = pytest.mark.usefixtures("old_objects_are_no_garbage")
@@ -171,7 +172,7 @@ def test_the_doctor_of_a_gpu_that_answers(dry, monkeypatch, capsys):
      "NV18 0-1; SYS 0-2; PHB 1-2"),
     ("\tGPU0\tCPU Affinity\nGPU0\t X \t0-15\n", ""), ("", ""), ("No devices were found\n", "")])
 def test_links_are_read_from_nvidia_smi(said, found, monkeypatch):
-    monkeypatch.setattr(nc.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=said))
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=said))
     assert nc.links_found() == found
 
 

@@ -3,6 +3,7 @@ import gzip
 import importlib.util
 import json
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -15,6 +16,7 @@ if importlib.util.find_spec("numba_cuda") is None:
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.tensor_cores.rows import BY_ROWS
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
 from oracles import naive
@@ -371,7 +373,7 @@ def test_other_llamas_say_what_the_cpu_says(weights, chosen):
     cfg, flat = llama(chosen)
     gpu = nc.Decoder(cfg, flat, weights)
     if weights == "bf16":
-        assert bool(gpu.steps) != bool({"qk_norm", "window"} & set(chosen))
+        assert gpu.wide != bool({"qk_norm", "window"} & set(chosen))
         matrices = flat[:sum(w.size for w in ne.views(flat, ne.param_table(cfg))[ne.MATRICES])]
         matrices[:] = from_bf16(to_bf16(matrices))
     want, got = (sampled(x, [1, 2, 3], 90, None, ne.Sampling(temperature=0.0))
@@ -396,7 +398,7 @@ def test_slots_of_other_llamas(chosen):
         assert np.abs(got - want).max() < ACCURACY and gpu.texts == cpu.texts
 
 
-# ---- rows on tensor cores (9.1)
+# ---- rows on tensor cores
 ROWS = ne.replace(TINY, n_embd=72, n_head=6, n_kv_head=2, head_dim=32, n_hidden=136, seq_len=300,
                   vocab_size=101, n_mtp=3)
 
@@ -418,7 +420,7 @@ def row_error(x, y):
     return max(nc.relative_error(a, b) for a, b in zip(x, y, strict=True))
 
 
-@pytest.mark.parametrize("first", [1, nc.BY_ROWS, 100], ids=["token", "rows", "prompt"])
+@pytest.mark.parametrize("first", [1, BY_ROWS, 100], ids=["token", "rows", "prompt"])
 def test_rows_have_the_same_bits_beside_any_others(first):
     """Behind what begins the slot: token by token, many, in pieces, and in a slot beside others."""
     ids = [batch(ROWS, 1, seed)[0][0].tolist() for seed in range(11)]
@@ -615,4 +617,30 @@ def test_samples_of_a_run_in_bfloat16_are_of_rows():
     logits = decoder.step(3).copy()
     train(model, 1)
     decoder.truncate(0)
-    assert decoder.steps and np.array_equal(decoder.step(3), logits)
+    assert decoder.wide and np.array_equal(decoder.step(3), logits)
+
+
+WITHOUT = """
+import json, sys
+sys.path[:0] = [{root!r}, {root!r} + "/tests"]
+if {hidden}:
+    sys.modules["nanoeuler_parts.tensor_cores"] = None
+import test_gpu
+from types import SimpleNamespace
+options = SimpleNamespace(dtype="bf16", matmul="portable", recompute=False)
+cfg = test_gpu.CFGS["eights"]
+flat = test_gpu.random_flat(cfg, 1, test_gpu.np.float32)
+model = test_gpu.nc.Model(cfg, flat, **(dict(dtype="bf16") if {hidden} else dict(options=options)))
+found = [x.hex() for x in test_gpu.train(model, 2)]
+found.append(model.decoder().step(3).tobytes().hex())
+print(json.dumps(found))
+"""
+
+
+def test_without_tensor_cores_the_bits_are_those_of_the_portable_path():
+    programs = [WITHOUT.format(root=str(ROOT), hidden=hidden) for hidden in (True, False)]
+    found = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                            timeout=500) for program in programs]
+    assert "tensor_cores is missing" in found[0].stderr
+    hidden, portable = (x.stdout.splitlines()[-1] for x in found)
+    assert hidden == portable

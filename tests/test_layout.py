@@ -69,14 +69,14 @@ def imported(path, everywhere=True):
 # Imports run one way, from left to right:
 # bpe <- machine, files, tokenizers, gpu <- nanoeuler
 # nanoeuler <- tuning, interchange, tools, serve, nanoeuler_cuda
-# nanoeuler_cuda <- ranks
+# nanoeuler_cuda <- tensor_cores, ranks
 # A program starts itself by its own name, because Numba's cache knows named tuples by their
 # module's name.
 PARTS = sorted((ROOT / "nanoeuler_parts").rglob("*.py"))
 PROGRAMS = ("bpe.py", "nanoeuler.py", "nanoeuler_cuda.py", "check.py")
 # folders of nanoeuler_parts that the programs stand on, and those that stand on the GPU program
 LOWER = "machine", "files", "tokenizers", "gpu"
-ON_CUDA = "ranks",
+ON_CUDA = "tensor_cores", "ranks"
 BELOW = {"bpe.py": {"bpe"}, "nanoeuler.py": {"bpe", "nanoeuler", "nanoeuler_parts"},
          "nanoeuler_cuda.py": {"bpe", "nanoeuler", "nanoeuler_cuda", "nanoeuler_parts"},
          "check.py": {"nanoeuler"}}
@@ -158,8 +158,10 @@ def test_nanoeuler_cuda_reaches_higher_parts_in_few_functions():
     """At its top it imports the lower ones, and those that its verbs of training extend."""
     path = ROOT / "nanoeuler_cuda.py"
     assert {x for x in imports_in_functions(path) if x[1].split(".")[1] in ON_CUDA} == {
+        *(("tensor_cores", f"nanoeuler_parts.tensor_cores.{name}")
+          for name in ("attention", "matmul", "selftests", "steps")),
         ("stage", "nanoeuler_parts.ranks.processes"),
-        ("add_copy_tests", "nanoeuler_parts.ranks.engine")}
+        ("add_rank_tests", "nanoeuler_parts.ranks.engine")}
     tree = ast.parse(path.read_text(encoding="utf-8"))
     top = {name for outer in tree.body if not isinstance(outer, (ast.FunctionDef, ast.ClassDef))
            for node in ast.walk(outer) for name in modules_imported(node)}

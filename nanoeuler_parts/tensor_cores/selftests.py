@@ -1,0 +1,125 @@
+"""The self-tests of this package's kernels.  Those of its products and of its attention are the
+program's: they are compared with the same functions of nanoeuler.py.
+"""
+import functools
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+
+import nanoeuler as ne
+from nanoeuler_cuda import as_sum, Decoder, kernel_path, nearest_bf16, new, to_device
+from nanoeuler_parts.gpu.launches import at_most, gpu, launch
+from nanoeuler_parts.tensor_cores.rows import (
+    AT_ONCE, BY_ROWS, choose_kernel, COUNTS, DRAW, N_WANTED, RING,
+)
+from nanoeuler_parts.tensor_cores.steps import copy_slot_kernel, has_copy_engine
+from nanoeuler_parts.tensor_cores.tiles import one_tile_matmul
+
+def add_tests(ops):
+    """Those of all kernels of this package that have no twin of their own among the program's"""
+    add_one_tile_tests(ops)
+    add_copy_slot_tests(ops)
+    add_choose_tests(ops)
+    add_rows_tests(ops)
+
+def add_one_tile_tests(ops):
+    if kernel_path() == "wgmma":
+        for M, N, K in (128, 128, 16), (304, 264, 104), (17100, 8, 8):
+            x, w = ops.normal(M, K), ops.normal(N, K)
+            ops.add(one_tile_matmul, [np.zeros((M, N))], [x, w], [x @ w.T], dtypes=("bf16",))
+
+def add_copy_slot_tests(ops):
+    for L, slots, G, T, D, n in ((1, 2, 1, 1, 2, 1), (2, 3, 4, 70, 64, 69)):
+        cache = ops.normal(L, slots, G, T, D)
+        copied = cache.copy()
+        copied[:, 0, :, :n] = cache[:, 1, :, :n]
+        ops.add(copy_slot_test, [cache], [1, 0, n], [copied], "copy_slot", ("f32",))
+
+def add_choose_tests(ops):
+    """Draws of all kinds from logits of which many are equal, all, or one is not finite"""
+    for V in 1, 61, 4099:
+        z, rng = ops.normal(64, V + 8), ops.rng
+        z[1] = 0
+        z[2, V // 2], z[3, V - 1] = np.nan, np.inf
+        draws = [ne.Draw(*map(float, (
+            rng.choice([0, 0.5, 1, 30]), rng.choice([0, 1, 7, V]), rng.choice([0, 0.3, 0.9, 1]),
+            rng.choice([0, 0, 0.2]), rng.random()))) for _ in z]
+        expected = np.array([-1.0 if not np.isfinite(line).all() else ne.sample(
+            line.astype(np.float32), SimpleNamespace(random=lambda u=draw.uniform: u),
+            draw._replace(top_k=int(draw.top_k))) for line, draw in zip(z[:, :V], draws)])
+        ops.add(choose_test, [np.zeros(64, np.int32)], [z, draws, V], [expected], "choose",
+                ("f32",))
+
+def add_rows_tests(ops):
+    """Texts in slots, read in pieces of different lengths, so that steps are of any mixture; those
+    that are long enough also as prompts."""
+    plain = dict(n_layer=2, seq_len=150, vocab_size=61, n_mtp=1)
+    for i, sizes in enumerate((
+            dict(n_hidden=1536),
+            dict(n_embd=328, n_hidden=104, head_dim=64, n_head=6, tie_embeddings=True),
+            dict(n_embd=64, n_hidden=2312, head_dim=128, n_head=5, n_kv_head=1),
+            dict(n_embd=2568, head_dim=48, n_layer=1),
+            dict(n_embd=1280, n_hidden=2816, n_layer=1),           # slices in uneven turns
+            dict(n_hidden=1024, qkv_bias=True))):
+        cfg = replace(ne.PRESETS["small"], **{**plain, **sizes})
+        flat = nearest_bf16(ne.init_params(cfg, 3, np.float64))
+        n_gains = sum(math.prod(shape) for _, shape, *_ in ne.param_table(cfg)[ne.VECTORS])
+        flat[-n_gains:] += nearest_bf16(0.1 * ops.normal(n_gains))
+        texts = [ops.rng.integers(0, cfg.vocab_size, n).tolist() for n in (150, 1, 77, 40)]
+        model = ne.Model(cfg, flat)
+        expected = [as_sum(model.logits(np.array([text], np.int32))[0, 0].copy())
+                    for text in texts]
+        long = [i for i, text in enumerate(texts) if len(text) > BY_ROWS]
+        paths = [("", gpu.highest)]
+        if has_copy_engine() and i % 3 == 1: # compiling takes longest; only where W lies differs
+            paths.append((", mma", "mma"))
+        for suffix, top in paths:
+            read = functools.partial(below, top, rows_test, cfg, flat, texts)
+            ops.tests.setdefault("rows" + suffix, []).append((expected, read, ("bf16",)))
+            read = functools.partial(below, top, prompt_test, cfg, flat, [texts[i] for i in long])
+            ops.tests.setdefault("prompt" + suffix, []).append((
+                [np.array(expected[i]) for i in long], read, ("bf16",)))
+
+def below(top, test, *args):
+    """test(*args) by kernels up to `top`"""
+    with at_most(top):
+        return test(*args)
+
+def rows_test(cfg, flat, texts, dtype):
+    """[(T, V)] of each text: the logits after each token"""
+    decoder = Decoder(cfg, flat.astype(np.float32), "bf16", slots=len(texts))
+    found, at, step = [[] for _ in texts], [0] * len(texts), 0
+    while any(a < len(text) for a, text in zip(at, texts)):
+        parts = []
+        for slot, text in enumerate(texts):
+            n = (1, 6, 2, 40, 1)[(step + slot) % 5]
+            if piece := text[at[slot]:at[slot] + n]:
+                parts.append(ne.Part(slot, piece, len(piece)))
+        logits, line = decoder.read(parts).copy(), 0
+        for slot, _, n in parts:
+            found[slot].append(logits[line:line + n])
+            at[slot], line = at[slot] + n, line + n
+        step += 1
+    return [np.concatenate(rows) for rows in found]
+
+def prompt_test(cfg, flat, texts, dtype):
+    """The same, of texts that begin their slots."""
+    decoder = Decoder(cfg, flat.astype(np.float32), "bf16", slots=len(texts))
+    logits = decoder.read([ne.Part(i, text, len(text)) for i, text in enumerate(texts)])
+    return np.split(logits, np.cumsum([len(text) for text in texts])[:-1])
+
+def choose_test(ids, out, draws, V):
+    rows = np.zeros((5, AT_ONCE), np.int32)
+    rows[COUNTS, N_WANTED] = len(draws)
+    rows[COUNTS, RING] = 1
+    chosen, odds = new((2, ne.MOST_ROWS), np.int32), new((AT_ONCE, V), np.float64)
+    table = np.full((2, ne.MOST_ROWS, DRAW), np.nan)
+    table[1, :len(draws)] = draws
+    launch(choose_kernel(has_copy_engine()), chosen, ids, odds, out, to_device(table),
+           to_device(rows), V, grid=len(draws), block=256)
+
+def copy_slot_test(cache, source, slot, n):
+    launch(copy_slot_kernel, cache, source, slot, n, block=256,
+           grid=(cache.shape[2], cache.shape[0]))
