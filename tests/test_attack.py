@@ -74,7 +74,8 @@ def test_an_error_that_is_none_of_the_users_is_a_crash(prepared, monkeypatch):
     def broken(*args, **options):
         raise ValueError("of no use to anybody")
 
-    replace_everywhere(monkeypatch, "read_checkpoint", broken)
+    for reader in "read_checkpoint", "open_checkpoint":
+        replace_everywhere(monkeypatch, reader, broken)
     result = attack.attack("checkpoints", 10, seed=1)
     assert result.counts["crashed"] == 10
     assert all("ValueError: of no use" in what for what in result.findings)
