@@ -133,8 +133,9 @@ def work(kind, preset, sequences, length, recompute):
     from dataclasses import replace
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if kind == "NanoEuler":
-        import nanoeuler_cuda                # which sees to it that this process has one GPU
-        assert nanoeuler_cuda.PLACE.size == size
+        from nanoeuler_parts.gpu.place import PLACE, take_own_gpu
+        assert PLACE.size == size
+        take_own_gpu()
     import nanoeuler as ne
     cfg = replace(ne.PRESETS[preset], seq_len=length)
     flat, data = ne.init_params(cfg, 1), batch(cfg, sequences * size, length)

@@ -5,6 +5,7 @@ its sockets."""
 import importlib.util
 import json
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -316,6 +317,41 @@ def test_who_knocks_and_is_no_rank_is_sent_away():
         r.close()
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_rank_that_says_hello_and_no_more_is_not_waited_for(answers):
+    """Neither at rank 0, nor at a rank that rank 0 does not answer."""
+    port, began = free_port(), time.monotonic()
+    if answers:                              # a rank 0 that accepts, and says nothing
+        with socket.create_server(("127.0.0.1", port)), pytest.raises(ne.UserError,
+                                                                      match="rank 0 of 2 does not"):
+            sockets.Ranks(place.Place(1, 2, 1, ("127.0.0.1", port)), patience=1)
+    else:
+        held = []
+
+        def knock(kind):
+            until(lambda: held.append(s) or True if (s := connected(port)) else False)
+            held[-1].sendall(message([sockets.HELLO, kind, 1, 2]))
+
+        others = [threading.Thread(target=knock, args=[kind]) for kind in ("values", "watched")]
+        for other in others:
+            other.start()
+        with pytest.raises(ne.UserError, match="rank 1 of 2 does not answer"):
+            sockets.Ranks(place.Place(0, 2, 0, ("127.0.0.1", port)), patience=3)
+        for other in others:
+            other.join(20)
+        for s in held:
+            s.close()
+    assert time.monotonic() - began < 30
+
+
+def connected(port):
+    try:
+        return socket.create_connection(("127.0.0.1", port), timeout=20)
+    except ConnectionRefusedError:           # nobody listens yet
+        return None
+
+
 # ---- shares
 @given(st.integers(0, 10_000), st.integers(1, 64))
 def test_shares_are_all_there_is_once(n, size):
@@ -347,7 +383,19 @@ def test_what_launchers_say(env, expected):
     (0, "", ""), (2, "4,6", "4,6")])         # none for this one, which the run refuses
 def test_a_process_sees_one_gpu(local, seen, own):
     env = {} if seen is None else {"CUDA_VISIBLE_DEVICES": seen}
-    assert nc.visible(place.Place(local, 8, local), env) == own
+    assert place.visible(place.Place(local, 8, local), env) == own
+
+
+def test_an_import_changes_no_environment():
+    """Also of one rank of several: a program takes its GPU when it starts."""
+    code = ("import os; before = dict(os.environ); import nanoeuler_cuda\n"
+            "assert dict(os.environ) == before, 'changed'\n"
+            "from nanoeuler_parts.gpu.place import take_own_gpu; take_own_gpu()\n"
+            "print(os.environ['CUDA_VISIBLE_DEVICES'])")
+    env = dict(os.environ, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", CUDA_VISIBLE_DEVICES="4,6")
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True,
+                            text=True, timeout=100)
+    assert (result.stdout, result.returncode) == ("6\n", 0), result.stderr
 
 
 def test_notes_of_other_ranks_are_not_repeated():
@@ -509,6 +557,42 @@ def ranks_of_this_machine(tmp_path, monkeypatch):
     kept = [signal.signal(number, handler) for number, handler in before.items()]
     assert not left, "some ranks are left"
     assert kept == [kill] * 3, "start_ranks left handlers of its own"
+
+
+STARTER = """
+import os, sys
+sys.path.insert(0, {root!r})
+from nanoeuler_parts.ranks import processes
+processes.gpus_here = lambda: 2
+if processes.STARTED in os.environ:          # one of the two
+    processes.end_with_starter()
+    import pathlib, time
+    pathlib.Path({folder!r}, os.environ["RANK"]).write_text(str(os.getpid()))
+    time.sleep(300)
+processes.start_ranks(2)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self"), reason="looks for processes in /proc")
+def test_ranks_end_with_the_process_that_started_them(tmp_path):
+    """Even if that one is killed, and can pass nothing on."""
+    program, folder = tmp_path / "starter.py", tmp_path / "pids"
+    folder.mkdir()
+    program.write_text(STARTER.format(root=str(ROOT), folder=str(folder)), encoding="utf-8")
+    starter = subprocess.Popen([sys.executable, str(program)])
+    until(lambda: len([x for x in folder.glob("*") if x.read_text()]) == 2)
+    starter.kill()
+    starter.wait(20)
+    pids = [x.read_text() for x in folder.glob("*")]
+    until(lambda: not any(is_running(pid) for pid in pids))
+
+
+def is_running(pid):
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"     # a zombie has ended
 
 
 def test_where_one_rank_fails_the_others_are_killed_after_a_while(ranks_of_this_machine,

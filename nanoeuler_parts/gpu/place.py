@@ -35,3 +35,9 @@ def visible(place, env):
     return devices[place.local]
 
 PLACE = place_of(os.environ)
+
+def take_own_gpu():
+    """Lets this process see its own GPU alone, if it is one of several processes.  Programs call
+    this before they use CUDA for the first time."""
+    if PLACE.size > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible(PLACE, os.environ)

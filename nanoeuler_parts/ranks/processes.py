@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 
@@ -80,6 +81,16 @@ def of_ranks(run, ranks):
             return super().sample_text(n) if first else ""
     return OfRanks
 
+STARTED = "NANOEULER_STARTED_RANKS"           # in the environment of what start_ranks starts
+
+def end_with_starter():
+    """Ends this process as soon as the one that started it is gone, even by SIGKILL: what it wrote
+    to is then closed.  It would else hold its GPU for ever."""
+    def watch():
+        os.read(0, 1)                        # nobody writes: this waits for the end
+        os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()
+
 def start_ranks(gpus):
     """This command once for each GPU of this machine.  Returns the exit code of all of them.
 
@@ -99,9 +110,9 @@ def start_ranks(gpus):
     try:
         for rank in range(gpus):
             env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(gpus),
-                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **{STARTED: "1"})
             ranks.append(subprocess.Popen([sys.executable, *sys.argv], env=env,
-                                          start_new_session=True, stdin=subprocess.DEVNULL))
+                                          start_new_session=True, stdin=subprocess.PIPE))
         while any(x.poll() is None for x in ranks):
             if failed is None and any(x.poll() for x in ranks):
                 failed = time.monotonic()
@@ -135,6 +146,8 @@ def launch_ranks(run, flags):
     """ne.launch of a run of all ranks, of which this is one.  One that fails ends at once: its GPU
     may wait for others for ever, and Python's end for the GPU."""
     first = PLACE.rank == 0
+    if STARTED in os.environ:
+        end_with_starter()
     if not first:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
         sys.stderr = Notes(PLACE.rank, sys.stderr)

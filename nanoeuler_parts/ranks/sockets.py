@@ -27,6 +27,7 @@ class Ranks:
         self.rank, self.size = place.rank, place.size
         self.values, self.watched = {}, {}   # rank -> socket
         self.ended = set()                   # ranks that are done
+        self.begun = False                   # has every rank answered?
         self.gone, self.known = None, threading.Event()  # the rank that is, once that is known
         deadline = time.monotonic() + patience
         if self.rank == 0:
@@ -34,8 +35,17 @@ class Ranks:
         else:
             self.values[0] = self.join(place.address, "values", deadline)
             self.watched[0] = self.join(place.address, "watched", deadline)
-        self.all("", "the start")            # all are there: from now on there are signs of life
+        self.begin(deadline)
         threading.Thread(target=self.watch, daemon=True).start()
+
+    def begin(self, deadline):
+        """All are there, and answer: from now on there are signs of life."""
+        for s in self.values.values():
+            s.settimeout(max(0.01, deadline - time.monotonic()))
+        self.all("", "the start")
+        self.begun = True
+        for s in self.values.values():
+            s.settimeout(None)
 
     def await_others(self, address, deadline):
         """Until each other rank has come with both of its sockets"""
@@ -117,6 +127,8 @@ class Ranks:
         return UserError(self.lost(rank))
 
     def lost(self, rank):
+        if not self.begun:
+            return f"rank {rank} of {self.size} does not answer; start all of them again"
         return f"rank {rank} of {self.size} is gone, and so the run ends; --resume goes on with it"
 
     def watch(self):
