@@ -110,7 +110,8 @@ def allow_shared(compiled, config):
 
 def need_resident(compiled, config):
     """Before a launch whose blocks take one piece after another and wait for each other: if not all
-    are on the GPU at once, those that are there wait for ever."""
+    were on the GPU at once, those that are there would wait for ever.  A cooperative launch starts
+    all of them together, whatever else runs on the GPU, or fails."""
     handle = driver.CUfunction(int(compiled._codelibrary.get_cufunc().handle))
     each = ok(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
         handle, math.prod(config.blockdim), config.sharedmem))
@@ -118,6 +119,7 @@ def need_resident(compiled, config):
     blocks = math.prod(config.griddim)
     need(blocks <= most, f"a product wants {blocks} blocks on the GPU at once, which takes {most}; "
          f"use --matmul mma")
+    compiled.cooperative = True
 
 def ok(result):
     """The values of a driver call, without its error code, which must be zero.  Many an error

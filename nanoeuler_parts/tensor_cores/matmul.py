@@ -8,13 +8,13 @@ from nanoeuler_cuda import cdiv, filled, kernel_path
 from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, launch, made_once
 from nanoeuler_parts.gpu.numbers import f32, u32, u64, vector
 from nanoeuler_parts.tensor_cores.ptx import (
-    ALIGNMENT, bit, cp_async_commit, cp_async_or_zero, cp_async_wait_all, cp_async_wait_one,
-    DeviceFunctions, dynamic_smem, fence_async, fence_async_global, give_registers, global_address,
-    lane_id, leads_block, leads_warp, leads_warpgroup, map_fence, map_of, MBARRIER, mbarrier_arrive,
-    mbarrier_expect, mbarrier_fence, mbarrier_init, mbarrier_wait, pack_bf16, quotient,
-    semaphore_acquire, semaphore_at, semaphore_release, shared_address, store_two, take_registers,
-    thread_id, tma_add, tma_commit, tma_load, tma_store, tma_stored, tma_written, turn_after,
-    warp_id, warpgroup_barrier, warpgroup_id,
+    ALIGNMENT, bit, count_up, cp_async_commit, cp_async_or_zero, cp_async_wait_all,
+    cp_async_wait_one, DeviceFunctions, dynamic_smem, fence_async, fence_async_global,
+    give_registers, global_address, lane_id, leads_block, leads_warp, leads_warpgroup, map_fence,
+    map_of, MBARRIER, mbarrier_arrive, mbarrier_expect, mbarrier_fence, mbarrier_init,
+    mbarrier_wait, pack_bf16, quotient, semaphore_acquire, semaphore_at, semaphore_release,
+    shared_address, store_two, take_registers, thread_id, tma_add, tma_commit, tma_load, tma_store,
+    tma_stored, tma_written, turn_after, warp_id, warpgroup_barrier, warpgroup_id,
 )
 from nanoeuler_parts.tensor_cores.tiles import (
     COLUMN_BYTES, descriptor, ldmatrix_columns, ldmatrix_rows, mma, ROW_BYTES, stmatrix, swizzled,
@@ -60,10 +60,24 @@ def tile_at(i, M, N, K, splits, tile_rows, tile_columns):
 
 # Where an output of float32 has few tiles and K is long, several blocks share a tile: each takes a
 # part of K and adds its product to the output when it is its turn, which keeps the order of the
-# sums.  It waits for the parts before it.  Where a block has one piece, those have begun: blocks
-# begin in the order of their numbers, as on every GPU so far, though CUDA does not promise it.
-# Where a block takes one piece after another, that holds only if the whole grid is resident.
+# sums.  It waits for the parts before it, which must have begun.  Where a block has one piece, it
+# claims the next one from a counter when it begins: CUDA does not promise that blocks begin in the
+# order of their numbers.  Where a block takes one piece after another, all blocks are launched
+# together (`need_resident`).
 # Each tile has one semaphore in `mma` and two in `wgmma`, one for each warpgroup.
+
+@inlined
+def claimed(semaphores):
+    """The next piece that no block has.  The counter is the last semaphore, which no tile has; the
+    block that claims the last piece leaves it as it was, at 0."""
+    claim = cuda.shared.array(1, u32)
+    if leads_block():
+        counter = semaphore_at(semaphores, semaphores.size - 1)
+        claim[0] = count_up(counter)
+        if claim[0] == u32(cuda.gridDim.x) - u32(1):
+            semaphore_release(counter, u32(0))
+    cuda.syncthreads()                       # the claim is there
+    return claim[0]
 
 # Path `mma`, from sm_80 on: a block of four warps per 128 x 128 of the output, 64 x 64 a warp.
 # Copies of 16 bytes (cp.async) fill three buffers in turn; of the slice before, the next 16 k go
@@ -226,6 +240,8 @@ def mma_kernel(a_mn, b_mn, accumulate):
         """out (M, N) = A B, or out += A B     one part of a tile a block"""
         smem = dynamic_smem()
         acc, piece = filled(128, f32(0)), u32(cuda.blockIdx.x)
+        if accumulate and splits > 1:
+            piece = claimed(semaphores)
         m0, n0, begin, end = tile_at(piece, M, N, K, u32(splits), MMA_TILE, MMA_TILE)
         lane, warp = lane_id(), warp_id()
         warp_m, warp_n = u32(64) * bit(warp, 0), u32(64) * (warp >> u32(1))      # in the tile

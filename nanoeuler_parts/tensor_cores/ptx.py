@@ -167,6 +167,8 @@ semaphore_acquire = ptx("{ .reg .pred p; .reg .u32 turn; "
                         "AGAIN: ld.acquire.gpu.global.u32 turn, [$0]; "
                         "setp.ne.u32 p, turn, $1; @p bra AGAIN; }", u64, u32)
 
+count_up = ptx("atom.global.add.u32 $0, [$1], 1;", u64, result=u32)  # what it was before
+
 @inlined
 def semaphore_at(semaphores, i):
     return global_address(semaphores) + u64(4) * u64(i)

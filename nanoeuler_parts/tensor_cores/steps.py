@@ -31,8 +31,10 @@ from nanoeuler_parts.tensor_cores.rows import (
 )
 
 def heads_a_block(H, G):
-    """Of the H / G that share keys: as many as divide it, at most four"""
-    return max(n for n in range(1, 5) if H // G % n == 0)
+    """Of the H / G query heads that share keys: as many as divide this number, at most four, or all
+    of five or seven"""
+    share = H // G
+    return share if share in (5, 7) else max(n for n in range(1, 5) if share % n == 0)
 
 def refused(cfg):
     """Why RowSteps cannot take a model with matrices in bfloat16, or "" """
@@ -124,6 +126,7 @@ def power_of_two(n):
 # ahead    the table is made of that of the step before, and of the tokens that this one drew
 # Without parts they are rows of a prompt that was read, of which only the logits are left to do.
 StepKind = namedtuple("StepKind", "rows parts lines alone drawn ahead", defaults=(False, False))
+MOST_GRAPHS = 64
 # What a step is asked for, and which half of `draws` and `chosen` is its
 Asked = namedtuple("Asked", "tokens slots positions draws ring")
 
@@ -280,9 +283,13 @@ class RowSteps:
         return self.pinned[:lines, :self.size.V], self.pinned[:lines, self.size.V:]
 
     def launch(self, kind):
-        if kind not in self.graphs:
-            self.graphs[kind] = Graph()
-        self.graphs[kind](functools.partial(self.queue, kind))
+        """By the graph of this kind.  Of too many graphs, that which was not used for the longest
+        time is dropped."""
+        graph = self.graphs.pop(kind, None) or Graph()
+        while len(self.graphs) >= MOST_GRAPHS:
+            self.graphs.pop(next(iter(self.graphs)))
+        self.graphs[kind] = graph            # the last one to be dropped
+        graph(functools.partial(self.queue, kind))
 
     def tell(self, asked):
         """Draws, to the device"""
