@@ -1552,10 +1552,15 @@ class Model:
         if self.has_failed:                  # g was kept until here for `first_bad_tensor`
             self.g_flat[:] = 0
             self.has_failed = False
+        outputs = self.outputs_with(weight)
+        self.ce[:outputs] += self.run(GRADIENT, tokens, targets, weight, outputs).sum(0)
+
+    def outputs_with(self, weight):
+        """The number of heads up to the last one with a nonzero weight.  Notes the heads that have
+        one, for `update`."""
         weighted = np.flatnonzero(np.atleast_2d(weight).any(0)).tolist()
         self.weighted_heads |= {0, *weighted}
-        outputs = 1 + max(weighted, default=0)
-        self.ce[:outputs] += self.run(GRADIENT, tokens, targets, weight, outputs).sum(0)
+        return 1 + max(weighted, default=0)
 
     def update(self, hyper):
         """AdamW, and Muon unless hyper.muon_lr is 0, on the gradients since the last update.

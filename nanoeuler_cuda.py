@@ -75,7 +75,7 @@ from typing import NamedTuple
 from nanoeuler_parts.gpu.doctor import (
     HERE, links_found, nccl_found, ON_CPU, PIP, report,
 )
-from nanoeuler_parts.gpu.place import PLACE, visible
+from nanoeuler_parts.gpu.place import PLACE, take_own_gpu
 
 # As a program, this file imports itself as a module, as nanoeuler.py does, and calls its `main`.
 if __name__ == "__main__":
@@ -89,9 +89,6 @@ if __name__ == "__main__":
         print(f"\nNone of them but doctor can run here: {e}")
         sys.exit(0)
     sys.exit(nanoeuler_cuda.main())
-
-if PLACE.size > 1:                           # before CUDA is asked for the first time
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible(PLACE, os.environ)
 
 # The rest of the file cannot even be compiled without numba-cuda: say so, and not by a traceback.
 try:
@@ -507,9 +504,10 @@ def matmul_dw(dw, dy, x, semaphores):
 # ==== 4.2 Embedding ====
 @cuda_kernel
 def embedding_forward_kernel(x, tokens, wte):
-    """x[bt] = wte[tokens[bt]]     one block a row, threads stride the columns"""
+    """x[bt] = wte[tokens[bt]]     one block a row, threads stride the columns
+    Padding, a token of -1, is read as token 0, and has no gradient."""
     bt = cuda.blockIdx.x
-    token = tokens[bt]
+    token = max(tokens[bt], 0)
     for c in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
         x[bt, c] = stored(x, value(wte[token, c]))
 
@@ -1257,7 +1255,8 @@ class Model:
         self.zero = np.zeros(cfg.n_mtp + 1)  # what results are set to
         self.micro = {}                      # (sequences a step, asked for, T) -> at a time
         self.maps = {}                       # tensor maps of the memory below: see `at_most`
-        self.step = Graph()
+        self.weighted_heads = set()          # heads with a nonzero weight since `update`
+        self.updates = {}                    # heads with a weight -> the graph of an update
 
     def put(self, x, dtype=None):
         return to_device(x, dtype or self.master)
@@ -1272,7 +1271,7 @@ class Model:
             return
         need(0 < T <= self.cfg.seq_len,
              f"{T} tokens are none or more than the context of {self.cfg.seq_len}")
-        self.gradient_graph = self.loss_graph = None     # first: they read what is freed now
+        self.gradient_graphs = self.loss_graph = None    # first: they read what is freed now
         self.a = self.d = self.shape = None
         self.maps.clear()
         P = self.cfg.n_mtp
@@ -1300,7 +1299,8 @@ class Model:
         self.tokens = view(self.ids, 0, (B * T,))
         self.targets = view(self.ids, B * T, (P, B * T))
         self.staged_weight = np.zeros((B, P))
-        self.gradient_graph, self.loss_graph = Graph(), Graph()
+        self.gradient_graphs = [Graph() for _ in range(P + 1)]       # of so many output heads
+        self.loss_graph = Graph()
         self.shape = B, T
 
     def memory(self, B, T):
@@ -1453,7 +1453,7 @@ class Model:
                     matmul_dx(dy, dz, part.w, add=part.columns.start > 0)
                     matmul_dw(part.dw, dz, y, self.semaphores)
         if training:
-            launch(sum_rows_kernel, self.results[:-1], a.nll, grid=P, block=256)
+            launch(sum_rows_kernel, self.results[:P], a.nll[:P], grid=P, block=256)
 
     def backward(self):
         """d.x back along the trajectory, and every weight's gradient on the way: g += ...
@@ -1504,10 +1504,10 @@ class Model:
             matmul_dw(g.qkv[l], d.qkv, y, self.semaphores)
         embedding_backward(g.wte, d.x, self.tokens)      # of x[0]
 
-    def queue_gradient(self):
-        """What a graph records: all launches of `gradient`"""
+    def queue_gradient(self, outputs):
+        """What a graph records: all launches of `gradient`, for heads 0 to outputs - 1"""
         self.forward()
-        self.output_heads(self.cfg.n_mtp, training=True)
+        self.output_heads(outputs, training=True)
         self.backward()
 
     def queue_losses(self):
@@ -1524,7 +1524,7 @@ class Model:
         gpu.stream.synchronize()             # an earlier copy may still read what is staged
         staged = self.staged.reshape(-1, B, T)           # tokens, then the targets of each head
         staged[0, :b] = tokens
-        staged[0, b:] = 0
+        staged[0, b:] = -1                   # padding
         staged[1:, :b] = targets
         staged[1:, b:] = -1
         self.ids.copy_to_device(self.staged, stream=gpu.stream)
@@ -1533,26 +1533,37 @@ class Model:
         self.weight.copy_to_device(self.staged_weight, stream=gpu.stream)
 
     def gradient(self, tokens, targets, weight):
-        """Queues g += d(sum_bk weight[b, k] CE_bk)/dp of one micro-batch, and its losses.
+        """Queues g += d(sum_bk weight[b, k] CE_bk)/dp of one micro-batch, and its losses.  Heads
+        after the last one with a nonzero weight are not computed.
 
         tokens (B, T), targets (P, B, T), weight (B, P), or (P,) for every sequence"""
+        outputs = self.outputs_with(weight)
         self.prepare(*tokens.shape)
         self.stage(tokens, targets, weight)
         with at_most(self.top, self.maps):
-            self.gradient_graph(self.queue_gradient)
+            self.gradient_graphs[outputs](functools.partial(self.queue_gradient, outputs))
 
     def update(self, hyper):
         """Clips, AdamW, zero gradients; hyper: nanoeuler.Hyper.  Returns (summed CE of each head
-        since the last update, |g| before clipping); waits for the device."""
+        since the last update, |g| before clipping); waits for the device.  Heads without a weight
+        since the last update stay as they are."""
         need(not hyper.muon_lr, f"muon_lr is {hyper.muon_lr:g}, and the GPU has AdamW only: train "
              f"with Muon on the CPU: {ON_CPU} train")
         self.staged_hyper[:] = hyper         # it must live until the driver has read it
         self.hyper.copy_to_device(self.staged_hyper, stream=gpu.stream)
-        self.step(lambda: adamw(self.flat, self.copies, self.g_flat, self.m, self.v, self.n_decay,
-                                self.hyper, self.partial, self.results))
+        graph = self.updates.setdefault(frozenset(self.weighted_heads), Graph())
+        graph(self.queue_update)
+        self.weighted_heads = set()
         results = to_host(self.results)
         self.results.copy_to_device(self.zero, stream=gpu.stream)
         return results[:-1], float(results[-1])
+
+    def queue_update(self):
+        launch(square_sums_kernel, self.partial, self.g_flat, grid=SUMS, block=256)
+        for x in self.without_heads_off(slice(0, self.flat.size)):
+            buffers = (view(y, x.start, (x.stop - x.start,)) for y in (
+                self.flat, self.copies, self.g_flat, self.m, self.v))
+            adamw_update(*buffers, self.n_decay - x.start, self.hyper, self.partial, self.results)
 
     def losses(self, tokens, targets):
         """CE of head 0 of each sequence, nats, float64 (B,).     tokens, targets (B, T)"""
@@ -1580,6 +1591,7 @@ class Model:
         return [to_host(x).astype(np.float32, copy=False) for x in (self.flat, self.m, self.v)]
 
     first_bad_tensor = ne.Model.first_bad_tensor
+    outputs_with, without_heads_off = ne.Model.outputs_with, ne.Model.without_heads_off
 
     @staticmethod
     def host(x):
@@ -1655,7 +1667,13 @@ def adamw_kernel(W):
 def adamw(p, w, g, m, v, n_decay, hyper, partial, results):
     """Clips, updates, sets g to zero; |g| goes to results[-1]; not finite, nothing is touched."""
     launch(square_sums_kernel, partial, g, grid=SUMS, block=256)
-    kernel = adamw_kernel(4 if p.size % 4 == 0 else 1)
+    adamw_update(p, w, g, m, v, n_decay, hyper, partial, results)
+
+def adamw_update(p, w, g, m, v, n_decay, hyper, partial, results):
+    """The same of a part of the parameters; partial: the sums of squares of all gradients.
+    n_decay: how many of the first entries decay; may be negative"""
+    address, n_decay = int(p.gpu_data.device_pointer), min(max(0, n_decay), p.size)
+    kernel = adamw_kernel(4 if p.size % 4 == address % 16 == 0 else 1)
     launch(kernel, p, w, g, m, v, n_decay, hyper, partial, results, grid=1024, block=256)
 
 # ==== 9 Inference ====
@@ -2410,6 +2428,7 @@ def doctor():
     return report(problem, rows)
 
 def main(argv=None):
+    take_own_gpu()
     try:
         return ne.run_verb(VERBS, "NanoEuler on the GPU.  Without a verb: the self-tests",
                         (sys.argv[1:] if argv is None else argv) or ["test"])

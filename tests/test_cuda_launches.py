@@ -404,6 +404,7 @@ def test_blocks_that_wait_for_each_other_must_be_there_together(each, fits, dry,
                 first.check()
             done.append(1)
     assert asked == [(7, 384, 1)] * (1 if fits else 2) and len(done) == 2 * fits
+    assert getattr(compiled, "cooperative", False) == fits           # launched all together
 
 
 def test_less_shared_memory_takes_none_from_a_launch_before(dry, monkeypatch):
@@ -633,6 +634,50 @@ def test_faulty_launches_are_caught(fault, dry):
     nc.launch(fill_kernel, x, np.float32(0), grid=1, block=256)
     with pytest.raises(AssertionError):
         fault(x, w, out)
+
+
+def test_heads_without_a_weight_are_left_out(dry):
+    """Neither computed nor updated; a head between two others is computed."""
+    V, P = SMALL.vocab_size, SMALL.n_mtp
+    for weight, outputs in (((1, 0, 0, 0), 1), ((1, 0, 1, 0), 3), ((1, 1, 1, 1), 4)):
+        model = blank(SMALL)
+        dry.launches.clear()
+        model.gradient(np.zeros((2, 64), np.int32), np.zeros((P, 2, 64), np.int32),
+                       np.array(weight, float))
+        [entropy] = [x for x in dry.launches if x.name == "cross_entropy_kernel_fused"]
+        assert entropy.args[1].shape[1] == outputs * V
+        dry.launches.clear()
+        model.update(ne.Hyper(*np.ones(8)))
+        updates = [x.args for x in dry.launches if x.name == "adamw_kernel_step"]
+        lm_heads = sum(bool(w) for w in weight)
+        off = (P - lm_heads) * V * SMALL.n_embd
+        assert sum(p.size for p, *_ in updates) == ne.n_params(SMALL) - off
+        assert all(0 <= args[5] <= args[0].size for args in updates)
+
+
+def test_padding_is_no_token(dry):
+    """Missing sequences have no rows in the gradient of the embedding."""
+    model = blank(SMALL)
+    model.prepare(3, 8)
+    model.stage(np.ones((2, 8), np.int32), np.ones((SMALL.n_mtp, 2, 8), np.int32), 0.0)
+    tokens = model.staged.reshape(-1, 3, 8)[0]
+    assert (tokens[:2] == 1).all() and (tokens[2] == -1).all()
+
+
+def test_a_decoder_keeps_few_graphs(dry, monkeypatch):
+    """Those that were used last."""
+    monkeypatch.setattr(steps, "MOST_GRAPHS", 3)
+    decoder = nc.Decoder(SMALL, np.zeros(ne.n_params(SMALL), np.float32), "bf16", slots=16)
+    for n in (1, 2, 4, 8, 1, 16, 1):
+        decoder.steps.compute([0] * n, [*range(n)], [0] * n, [0])
+        assert len(decoder.steps.graphs) <= 3
+    assert {kind.rows for kind in decoder.steps.graphs} == {1, 8, 16}
+
+
+@pytest.mark.parametrize("H, G, heads", [(12, 4, 3), (8, 1, 4), (14, 2, 7), (5, 1, 5), (9, 9, 1),
+                                         (22, 2, 1), (16, 2, 4)])
+def test_heads_that_share_keys_share_a_block(H, G, heads):
+    assert steps.heads_a_block(H, G) == heads
 
 
 # ---- without nanoeuler_parts/tensor_cores

@@ -228,7 +228,8 @@ def test_a_replayed_graph_computes_the_same_bits(name, dtype, naive, monkeypatch
     monkeypatch.setattr(nc.Graph, "enabled", True)
     model = engine(CFGS[name], dtype, naive)
     assert train(model) == plain
-    assert model.gradient_graph.graph is not None and model.step.graph is not None
+    graphs = [*model.gradient_graphs, *model.updates.values()]
+    assert sum(graph.graph is not None for graph in graphs) == 2
 
 
 @configs
@@ -618,6 +619,33 @@ def test_samples_of_a_run_in_bfloat16_are_of_rows():
     train(model, 1)
     decoder.truncate(0)
     assert decoder.wide and np.array_equal(decoder.step(3), logits)
+
+
+@pytest.mark.parametrize("weight", [(1, 0, 0, 0), (1, 0, 0.5, 0)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_heads_that_are_off_stay_as_they_are(weight, tied):
+    """As on the CPU: without decay, and without momentum."""
+    cfg = ne.replace(TINY, n_mtp=4, tie_embeddings=tied)
+    flat = random_flat(cfg, 1, np.float64)
+    models = [ne.Model(cfg, flat.copy()), nc.Model(cfg, flat, dtype="f64")]
+    for step, weights in enumerate(((1, 1, 1, 1), weight, weight), 1):
+        tokens, targets = batch(cfg, 2, step)
+        said = []
+        for model in models:
+            model.gradient(tokens, targets, np.array(weights) / 40)
+            said.append(model.update(hyper(step)))
+        for x, y in zip(*said):
+            assert np.allclose(x, y, rtol=1e-11, atol=0)
+        if step == 1:
+            heads = [ne.views(model.buffers()[0].astype(np.float64), ne.param_table(cfg)).lm_head
+                     for model in models]
+    after = [ne.views(model.buffers()[0].astype(np.float64), ne.param_table(cfg)).lm_head
+             for model in models]
+    for i in range(4 - tied):
+        same = [np.array_equal(x[i], y[i]) for x, y in zip(heads, after)]
+        assert same == [weight[i + tied] == 0] * 2
+    x, y = (model.buffers()[0] for model in models)
+    assert nc.relative_error(y, x) < 1e-6    # both as float32
 
 
 WITHOUT = """

@@ -11,7 +11,7 @@ from numba.cuda.cudadrv.devicearray import DeviceNDArray
 import nanoeuler as ne
 from bpe import need, UserError
 from nanoeuler_cuda import (
-    adamw_kernel, cdiv, cuda_kernel, gpu, launch, Model, new, square_sums_kernel, SUMS, to_host,
+    adamw_update, cdiv, cuda_kernel, gpu, launch, Model, new, square_sums_kernel, SUMS, to_host,
     view,
 )
 from nanoeuler_parts.gpu.doctor import NCCL
@@ -71,6 +71,7 @@ class DataParallel:
 
     def gradient(self, tokens, targets, weight):
         mine = self.mine(len(tokens))
+        self.outputs_with(weight)            # of all ranks: they switch off the same heads
         if mine.stop > mine.start:
             weight = weight[mine] if np.ndim(weight) == 2 else weight
             super().gradient(tokens[mine], targets[:, mine], weight)
@@ -224,17 +225,19 @@ class RankedModel(DataParallel, Model):
         """Queues AdamW of the own part, by the norm of the whole.  Returns what waits for it, and
         has (summed CE of each head, of the own sequences, |g|)."""
         rank, n, own = self.ranks.rank, self.flat.size, self.owned(self.flat.size)
-        own_p, own_w, own_g = (stretch(x, own.start, own.stop)
-                               for x in (self.flat, self.copies, self.g_flat))
+        own_g = stretch(self.g_flat, own.start, own.stop)
         self.staged_hyper[:] = hyper         # it must live until the driver has read it
         self.hyper.copy_to_device(self.staged_hyper, stream=gpu.stream)
         partials = [self.partials[r] for r in range(self.ranks.size)]
         launch(square_sums_kernel, partials[rank], own_g, grid=SUMS, block=256)
         self.links.exchange([partials[rank]] * self.ranks.size, partials)
-        n_decay = min(max(0, self.n_decay - own.start), own_p.size)      # of the part
-        launch(adamw_kernel(4 if own_p.size % 4 == 0 else 1), own_p, own_w, own_g, self.m, self.v,
-               n_decay, self.hyper, view(self.partials, 0, (self.partials.size,)), self.results,
-               grid=1024, block=256)
+        for x in self.without_heads_off(own):
+            buffers = [stretch(y, x.start, x.stop) for y in (self.flat, self.copies, self.g_flat)]
+            moments = [stretch(y, x.start - own.start, x.stop - own.start)
+                       for y in (self.m, self.v)]
+            adamw_update(*buffers, *moments, self.n_decay - x.start, self.hyper,
+                         view(self.partials, 0, (self.partials.size,)), self.results)
+        self.weighted_heads = set()
         for stale in stretch(self.g_flat, 0, own.start), stretch(self.g_flat, own.stop, n):
             if stale is not None:            # of others' parts: the next step adds to zero
                 stale.gpu_data.memset(0, stale.nbytes, stream=gpu.stream)
