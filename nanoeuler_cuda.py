@@ -5,16 +5,19 @@ nanoeuler.py, which is the specification: the self-tests hold the kernels of eve
 function of the same name there, or, products, against NumPy's.  AdamW is the only optimizer here;
 runs that Muon began go on there.  Data, training loops, chat and files are imported from it.
 
-    python nanoeuler_cuda.py                  self-tests: every op against the CPU
-    python nanoeuler_cuda.py g                the gradient of the whole model against the CPU
-    python nanoeuler_cuda.py t                pretrain, write nanoeuler.bin;  tr goes on with it
-    python nanoeuler_cuda.py i "It was"       one continuation
-    python nanoeuler_cuda.py s                fine-tune on instructions, write nanoeuler_chat.bin
-    python nanoeuler_cuda.py d                learn preferences, write nanoeuler_dpo.bin
+    python nanoeuler_cuda.py                  self-tests: compare every kernel with the CPU
+    python nanoeuler_cuda.py g                compare the gradient of a whole model with the CPU's
+    python nanoeuler_cuda.py t                train on a text, write nanoeuler.bin; tr continues
+    python nanoeuler_cuda.py i "It was"       print one continuation
+    python nanoeuler_cuda.py s                train it to answer, write nanoeuler_chat.bin
+    python nanoeuler_cuda.py d                train it on preferences, write nanoeuler_dpo.bin
     python nanoeuler_cuda.py c                chat with nanoeuler_chat.bin
-    python nanoeuler_cuda.py eval --data A    perplexity of a text;  --questions Q: accuracy
-    python nanoeuler_cuda.py serve            for browsers and OpenAI's clients
-    python nanoeuler_cuda.py doctor           what this machine has, and what it lacks
+    python nanoeuler_cuda.py eval --data A    measure perplexity; --questions: accuracy
+    python nanoeuler_cuda.py serve            serve browsers and OpenAI's clients
+    python nanoeuler_cuda.py doctor           print what this machine has of what this needs
+
+The verbs g, t, tr, i, s, d and c also have long names: check, train, resume, generate, sft, dpo and
+chat.
 
 A residual block is an Euler step, x[i + 1] = x[i] + f(x[i]).  `residual_rmsnorm_forward` of 4.3
 takes it; in 5, `forward` takes two a layer, and `backward` walks back along them.
@@ -2350,17 +2353,21 @@ def stage(run):
 
 # Name, module, help: see `add_verbs` of nanoeuler.py
 VERBS = [(name, "nanoeuler_cuda", text) for name, text in (
-    ("test", "every op against the CPU"),
-    ("g", "the gradient of the whole model against the CPU"),
-    ("t", "pretrain; writes a checkpoint and a log"),
-    ("tr", "go on with the run of t"),
-    ("i", "one continuation, or those of a file"),
-    ("s", "fine-tune: learn to answer"),
-    ("d", "tune on preferences: learn the better of two answers"),
-    ("c", "chat"),
-    ("eval", "perplexity and bits per byte of texts, accuracy on questions"),
-    ("serve", "answer browsers and OpenAI's clients"),
-    ("doctor", "what this machine has, and what it lacks"))]
+    ("test", "self-tests: compare every kernel with the CPU"),
+    ("g", "or check: compare the gradient of the whole model with the CPU's"),
+    ("t", "or train: pretrain a model on a text; writes a checkpoint and a log"),
+    ("tr", "or resume: continue the run of t"),
+    ("i", "or generate: continue or answer one prompt, or a file of prompts"),
+    ("s", "or sft: supervised fine-tuning: train a checkpoint to answer questions"),
+    ("d", "or dpo: direct preference optimization: train a chat checkpoint on preferred answers"),
+    ("c", "or chat: talk to a model in the terminal; a base model continues the text"),
+    ("eval", "measure a model: perplexity and bits per byte of texts, accuracy on questions"),
+    ("serve", "serve models over HTTP: web pages and an OpenAI-compatible API"),
+    ("doctor", "print what this machine has of what the GPU program needs"))]
+
+# The same verbs by the names that they have in nanoeuler.py
+LONG = {"check": "g", "train": "t", "resume": "tr", "generate": "i", "sft": "s", "dpo": "d",
+        "chat": "c"}
 
 PRESET = arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),
              help="size of the model (default: base)")
@@ -2429,9 +2436,10 @@ def doctor():
 
 def main(argv=None):
     take_own_gpu()
+    verb, *others = (sys.argv[1:] if argv is None else argv) or ["test"]
     try:
         return ne.run_verb(VERBS, "NanoEuler on the GPU.  Without a verb: the self-tests",
-                        (sys.argv[1:] if argv is None else argv) or ["test"])
+                           [LONG.get(verb, verb), *others])
     except CudaAPIError as e:
         said = " ".join(str(e).split())
         print(f"nanoeuler: the GPU says: {said}; see: {HERE} doctor",

@@ -15,6 +15,8 @@ from helpers import ROOT, needs, ok
 needs("numba_cuda")
 
 import bpe
+from numba.cuda.core import caching
+
 from dry_gpu import SMALL, dry_run, everything, everything_of_a_rank, one_tile
 
 from nanoeuler_parts.gpu import launches
@@ -120,6 +122,14 @@ def test_each_file_that_a_kernel_is_made_of_is_in_its_stamp():
     for kernel in kernels:
         _, stamp = kernel._cache._cache_file._source_stamp
         assert stamp == bpe.digest(tuple(launches.DEVICE_CODE))
+
+
+def test_the_first_kernel_that_is_compiled_is_noted(tmp_path, capsys):
+    launches.note_compiling.cache_clear()
+    file = caching.IndexDataCacheFile(str(tmp_path), "kernel", 1.0)
+    for i in range(2):
+        file.save(i, "code")
+    assert capsys.readouterr().err.count("note: compiling GPU kernels") == 1
 
 
 CACHES = pytest.mark.parametrize("module, name", [("bpe", "CacheFile"),

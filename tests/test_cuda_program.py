@@ -415,3 +415,17 @@ def test_importing_it_without_numba_cuda(without_numba_cuda, tmp_path):
     result = python("-S", "-c", code, cwd=tmp_path, env=without_numba_cuda)
     last = result.stderr.splitlines()[-1]
     assert result.returncode == 1 and last.startswith("ImportError: ") and nc.PIP in last
+
+
+def test_verbs_have_long_names(capsys):
+    """Those of nanoeuler.py, and two of its own"""
+    names = {name for name, *_ in nc.VERBS}
+    assert {*nc.LONG.values()} <= names and not names & {*nc.LONG}
+    assert {*nc.LONG} - {name for name, *_ in ne.VERBS} == {"check", "resume"}
+    for long, short in nc.LONG.items():
+        said = []
+        for name in long, short:
+            with pytest.raises(SystemExit):
+                nc.main([name, "--help"])
+            said.append(capsys.readouterr().out)
+        assert said[0] == said[1] and f"or {long}" in said[0]

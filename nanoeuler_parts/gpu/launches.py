@@ -9,6 +9,7 @@ import functools
 import gc
 import math
 import pathlib
+import sys
 from types import SimpleNamespace
 
 from cuda.bindings import driver
@@ -23,7 +24,19 @@ from nanoeuler_parts.machine.kernels import save_compiled
 
 # ---- kernels, and their place on disk
 bpe.survive_damage(caching.IndexDataCacheFile)
-caching.IndexDataCacheFile.save = save_compiled
+
+@functools.cache
+def note_compiling():
+    print("note: compiling GPU kernels, once; this takes up to a minute", file=sys.stderr,
+          flush=True)
+
+def save_and_note(self, key, data):
+    """Saves a kernel.  The first one that the disk lacked has just been compiled, in about a
+    second, and others will follow."""
+    note_compiling()
+    save_compiled(self, key, data)
+
+caching.IndexDataCacheFile.save = save_and_note
 
 PARTS = pathlib.Path(__file__).parent.parent
 # A kernel contains the code of the functions that it calls, wherever these are: it is compiled
