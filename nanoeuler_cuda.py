@@ -61,7 +61,6 @@ Names   Of section 3, a thread has `few` neighbours of a row, `acc` are sums in 
 Order   Each number is summed in one order, by one thread or by blocks that take turns.  Two runs
         on one kind of GPU, with as many sequences at a time, give the same bits.
 """
-import argparse
 import bisect
 import functools
 import gc
@@ -72,13 +71,13 @@ import operator
 import os
 import sys
 from collections import namedtuple
-from dataclasses import dataclass, fields, make_dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from nanoeuler_parts.gpu.doctor import (
-    HERE, links_found, nccl_found, ON_CPU, PIP, report,
+    HERE, ON_CPU, PIP, report,
 )
-from nanoeuler_parts.gpu.place import PLACE, take_own_gpu
+from nanoeuler_parts.gpu.place import take_own_gpu
 
 # As a program, this file imports itself as a module, as nanoeuler.py does, and calls its `main`.
 if __name__ == "__main__":
@@ -86,11 +85,12 @@ if __name__ == "__main__":
     try:
         import nanoeuler_cuda
     except ImportError as e:                 # of the packages below
-        if not {"-h", "--help"} & {*sys.argv[1:]}:
+        try:
+            from nanoeuler_parts.tools.on_gpu import show_help
+        except ImportError:                  # not even the CPU's are there
             sys.exit(report(e))
-        print(__doc__.partition("\n\nContents")[0].replace("python nanoeuler_cuda.py", HERE))
-        print(f"\nNone of them but doctor can run here: {e}")
-        sys.exit(0)
+        asks = {"-h", "--help"} & {*sys.argv[1:]}
+        sys.exit(show_help(sys.argv[1:], e) if asks else report(e))
     sys.exit(nanoeuler_cuda.main())
 
 # The rest of the file cannot even be compiled without numba-cuda: say so, and not by a traceback.
@@ -98,9 +98,8 @@ try:
     import numpy as np
 
     import nanoeuler as ne
-    from nanoeuler import MODEL, RUN, UserError, arg, need
+    from nanoeuler import UserError, need
     from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
-    from nanoeuler_parts.tuning import dpo, sft
 
     need(importlib.util.find_spec("numba_cuda"), "numba-cuda is not installed")
     need(importlib.metadata.version("numba-cuda").startswith("0.30."),
@@ -111,7 +110,7 @@ try:
     from numba.cuda.cudadrv.driver import CudaAPIError
 
     from nanoeuler_parts.gpu.launches import (
-        at_most, cuda_kernel, gpu, gpus_here, Graph, inlined, launch, made_once, PATHS,
+        at_most, cuda_kernel, gpu, Graph, inlined, launch, made_once, PATHS,
     )
     from nanoeuler_parts.gpu.numbers import (
         ctype, exp, stored, value, vector,
@@ -2287,159 +2286,13 @@ def gradient_check(preset="base", batch=1):
     return 0 if good else 1
 
 # ==== 13 Command line ====
-@dataclass
-class OnGpu:
-    """What the GPU's stages are started with beside the CPU's options, some of which differ."""
-    dtypes = "bf16", "f32", "f64"
-    unsaid = {}                              # what a checkpoint does not say: nothing is assumed
-    save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
-    dtype: str = ne.setting("bf16", 0, 0, "bf16, f32 or f64")
-    matmul: str = ne.setting("wgmma", 0, 0, "highest kernel path: wgmma, mma, or portable")
-    recompute: bool = ne.setting(False, 0, 0, "keep of a layer only what goes in, and make the "
-                                 "rest again on the way back: slower, with less memory")
-    gpus: int = ne.setting(1, 1, 1024, "of this machine, a process each; a launcher goes first")
-
-class CountsGpus:
-    """A run that knows how many GPUs it has"""
-
-    def __init__(self, out, start, options, engine):
-        before = start.state.options.get("gpus", 1) if start.state.options else PLACE.size
-        if before != PLACE.size:
-            start = start._replace(state=replace(start.state, micro_batch=None))
-            print(f"note: {out} had {ne.counted(before, 'GPU')}, and goes on with {PLACE.size}: "
-                  f"its last bits will differ from those of a run that had as many all along",
-                  file=sys.stderr)
-        options.gpus = PLACE.size
-        super().__init__(out, start, options, engine)
-
-class Run(CountsGpus, ne.Run):
-    verb, preset, larger_data = "t", "base", "data/pretrain.txt"
-
-    @dataclass
-    class Options(OnGpu, ne.TextOptions):
-        data: str = ne.setting(ne.TextOptions.data, 0, 0, f"{ne.TEXT_HELP}; if data/pretrain.txt "
-                               "exists, it replaces the default", several=True)
-        steps: int | None = ne.setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
-        batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
-        holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
-        warmup: int = ne.setting(200, 0, 1 << 40, "steps of linear warm-up")
-        weight_decay: float = ne.setting(1.0, 0, 10, "of matrices only; a text is reread")
-
-class SftRun(CountsGpus, sft.SftRun):
-    verb, Options = "s", make_dataclass("Options", (), bases=(OnGpu, sft.SftOptions))
-
-class DpoRun(CountsGpus, dpo.DpoRun):
-    verb, Options = "d", make_dataclass("Options", (), bases=(OnGpu, dpo.DpoOptions))
-
-def on_gpu(verb, **engine):
-    """The function of a verb, called if there is a GPU that answers."""
-    def run(**flags):
-        open_device()
-        return verb(**engine, **flags)
-    return run
-
-def stage(run):
-    """The function of a verb that trains, on one GPU or on several."""
-    def start(**flags):
-        if PLACE.size > 1:
-            from nanoeuler_parts.ranks.processes import launch_ranks
-            return launch_ranks(run, flags)
-        if flags.get("gpus", 1) > 1:
-            from nanoeuler_parts.ranks.processes import start_ranks
-            return start_ranks(flags["gpus"])
-        open_device()
-        return ne.launch(run, Model, **flags)
-    return start
-
-# Name, module, help: see `add_verbs` of nanoeuler.py
-VERBS = [(name, "nanoeuler_cuda", text) for name, text in (
-    ("test", "self-tests: compare every kernel with the CPU"),
-    ("g", "or check: compare the gradient of the whole model with the CPU's"),
-    ("t", "or train: pretrain a model on a text; writes a checkpoint and a log"),
-    ("tr", "or resume: continue the run of t"),
-    ("i", "or generate: continue or answer one prompt, or a file of prompts"),
-    ("s", "or sft: supervised fine-tuning: train a checkpoint to answer questions"),
-    ("d", "or dpo: direct preference optimization: train a chat checkpoint on preferred answers"),
-    ("c", "or chat: talk to a model in the terminal; a base model continues the text"),
-    ("eval", "measure a model: perplexity and bits per byte of texts, accuracy on questions"),
-    ("serve", "serve models over HTTP: web pages and an OpenAI-compatible API"),
-    ("doctor", "print what this machine has of what the GPU program needs"))]
-
-# The same verbs by the names that they have in nanoeuler.py
-LONG = {"check": "g", "train": "t", "resume": "tr", "generate": "i", "sft": "s", "dpo": "d",
-        "chat": "c"}
-
-PRESET = arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),
-             help="size of the model (default: base)")
-
-def test_verb(add):
-    add(on_gpu(self_tests), arg("--quick", action="store_true", help="without the largest shapes"))
-
-def g_verb(add):
-    add(on_gpu(gradient_check), PRESET, arg("--batch", type=int, default=1, help="sequences"))
-
-def t_verb(add):
-    return add(stage(Run), PRESET, ne.INIT, ne.out("nanoeuler.bin"), *RUN,
-               settings=fields(Run.Options), shape=ne.SHAPE)
-
-def tr_verb(add):
-    t_verb(add).set_defaults(resume=True)
-
-def i_verb(add):
-    add(on_gpu(ne.generate_text, decoder=Decoder), *ne.TO_GENERATE, settings=fields(ne.Sampling))
-
-def s_verb(add):
-    add(stage(SftRun), sft.start_argument(SftRun), ne.out("nanoeuler_chat.bin"), *RUN,
-        settings=fields(SftRun.Options), shape=sft.CONTEXT)
-
-def d_verb(add):
-    add(stage(DpoRun), sft.start_argument(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN,
-        settings=fields(DpoRun.Options), shape=sft.CONTEXT)
-
-def c_verb(add):
-    add(on_gpu(ne.chat, decoder=Decoder), MODEL, settings=fields(ne.ChatSampling))
-
-def eval_verb(add):
-    from nanoeuler_parts.tools.evaluation import EVAL_ARGUMENTS, EvalOptions, evaluate
-
-    @dataclass
-    class Options(EvalOptions):
-        batch: int = ne.setting(64, 1, 1 << 16, "largest number of sequences at a time")
-        dtype: str = ne.setting("bf16", 0, 0, "of texts and choices: bf16 or f32")
-        matmul: str = ne.setting("wgmma", 0, 0)          # these two have no flag
-        recompute: bool = ne.setting(True, 0, 0)         # no layer is kept: nothing goes back
-
-    add(on_gpu(evaluate, decoder=Decoder, engine=Model, settings=Options), *EVAL_ARGUMENTS,
-        settings=fields(Options))
-
-def serve_verb(add):
-    from nanoeuler_parts.serve.verb import serve, SERVED, Serving
-    add(on_gpu(serve, decoder=Decoder), SERVED, settings=fields(Serving))
-
-def doctor_verb(add):
-    add(doctor)
-
-def doctor():
-    """Prints what this machine has of what the program needs; returns the exit code."""
-    rows = [("CUDA target", f"numba-cuda, {os.path.dirname(cuda.__file__)}")]
-    problem = gpu_problem()
-    if not problem:
-        free, total = cuda.current_context().get_memory_info()
-        found = cuda.get_current_device()    # the first, or what CUDA_VISIBLE_DEVICES says
-        rows += [("uses", "{}, sm_{}{}".format(found.name, *found.compute_capability)),
-                 ("matmul, attention", kernel_path()),
-                 ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}"),
-                 ("this process", f"rank {PLACE.rank} of {PLACE.size}, sees "
-                                  f"{ne.counted(gpus_here(), 'GPU')}"),
-                 ("NCCL", nccl_found()), ("links", links_found() or "nvidia-smi names none")]
-    return report(problem, rows)
-
+# tools/on_gpu.py declares the verbs and their flags.
 def main(argv=None):
+    from nanoeuler_parts.tools.on_gpu import LONG, TITLE, VERBS
     take_own_gpu()
     verb, *others = (sys.argv[1:] if argv is None else argv) or ["test"]
     try:
-        return ne.run_verb(VERBS, "NanoEuler on the GPU.  Without a verb: the self-tests",
-                           [LONG.get(verb, verb), *others])
+        return ne.run_verb(VERBS, TITLE, [LONG.get(verb, verb), *others])
     except CudaAPIError as e:
         said = " ".join(str(e).split())
         print(f"nanoeuler: the GPU says: {said}; see: {HERE} doctor",

@@ -43,13 +43,14 @@ def ours(cfg, flat, tokens, targets, recompute):
     """(step, facts): facts() are of the run when its first steps are done"""
     import nanoeuler as ne
     import nanoeuler_cuda as nc
+    from nanoeuler_parts.gpu import place
     from nanoeuler_parts.ranks.engine import Links, RankedModel
     from nanoeuler_parts.ranks.sockets import Ranks
     nc.open_device()
     engine = nc.Model
-    if nc.PLACE.size > 1:
+    if place.PLACE.size > 1:
         engine = RankedModel
-        engine.ranks = Ranks(nc.PLACE)
+        engine.ranks = Ranks(place.PLACE)
         engine.links = Links(engine.ranks)
     free = nc.free_bytes()
     model, count = engine(cfg, flat, dtype="bf16", recompute=recompute), [0]
@@ -68,10 +69,10 @@ def ours(cfg, flat, tokens, targets, recompute):
         for x in model.buffers():            # which the first rank alone has
             if x is not None:
                 digest.update(x)
-        table = model.memory(len(tokens) // nc.PLACE.size, tokens.shape[1])
+        table = model.memory(len(tokens) // place.PLACE.size, tokens.shape[1])
         printed = sum(size for name, size in table if name != "samples")
         found = {"GiB": taken / 2**30, "bits": digest.hexdigest()[:16], "printed": printed / 2**30}
-        if nc.PLACE.size > 1:
+        if place.PLACE.size > 1:
             found["communication"] = communication(nc, model)
         return found
     return step, facts

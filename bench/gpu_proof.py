@@ -36,6 +36,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.tools import on_gpu
 from nanoeuler_parts.files.texts import read_text, split_text
 from oracles.naive_attention import NaiveModel
 from common import out_folder, versions
@@ -102,7 +103,7 @@ def bf16():
     for run in range(12):
         for name in ("bf16", "f32") if run < 2 else ("bf16",):
             losses = train(nc.Model(cfg, flat, dtype=name), batches, 500, 6e-4, 8,
-                           nc.Run.Options.warmup)
+                           on_gpu.Run.Options.warmup)
             out[name].append(losses.reshape(-1, 50).mean(1).tolist())
             print(name, run, out[name][-1], flush=True)
             gc.collect()

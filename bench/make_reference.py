@@ -28,7 +28,7 @@ error that the user can correct, 130 interrupted with nothing to save.
 
 
 def verbs_of(module):
-    """{name of a verb: its parser}, of one of the two programs"""
+    """{name of a verb: its parser}, of the module with the table VERBS of a program"""
     import nanoeuler
     parsers = nanoeuler.Parser().add_subparsers()
     nanoeuler.add_verbs(parsers, module.VERBS, chosen=[name for name, *_ in module.VERBS])
@@ -98,9 +98,10 @@ def section(program, verb, parser):
 def page():
     """The text of docs/reference.md"""
     lines = START.splitlines() + [""]
-    for name in "nanoeuler", "nanoeuler_cuda":
+    for name, module in (("nanoeuler", "nanoeuler"),
+                         ("nanoeuler_cuda", "nanoeuler_parts.tools.on_gpu")):
         lines += [f"## {name}.py", ""]
-        for verb, parser in verbs_of(importlib.import_module(name)).items():
+        for verb, parser in verbs_of(importlib.import_module(module)).items():
             lines += section(f"{name}.py", verb, parser)
     import bpe
     lines += ["## bpe.py", "", *section("bpe.py", "", bpe.parser())]

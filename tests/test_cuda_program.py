@@ -22,7 +22,8 @@ from servers import post, serving
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
-from nanoeuler_parts.gpu import doctor
+from nanoeuler_parts.gpu import doctor, launches
+from nanoeuler_parts.tools import on_gpu
 from nanoeuler_parts.tuning.sft import SftRun
 
 pytestmark = pytest.mark.usefixtures("old_objects_are_no_garbage")
@@ -159,7 +160,7 @@ def test_what_the_driver_says_is_one_line_and_a_remedy(life, monkeypatch, capsys
 
 def test_the_doctor_of_a_gpu_that_answers(dry, monkeypatch, capsys):
     dry.gpu.compute_capability = (9, 0)
-    monkeypatch.setattr(nc, "gpus_here", lambda: 2)
+    monkeypatch.setattr(launches, "gpus_here", lambda: 2)
     assert verb("doctor") == 0
     said = capsys.readouterr().out
     assert "dry, sm_90" in said and "wgmma" in said and "all is well" in said
@@ -173,7 +174,7 @@ def test_the_doctor_of_a_gpu_that_answers(dry, monkeypatch, capsys):
     ("\tGPU0\tCPU Affinity\nGPU0\t X \t0-15\n", ""), ("", ""), ("No devices were found\n", "")])
 def test_links_are_read_from_nvidia_smi(said, found, monkeypatch):
     monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=said))
-    assert nc.links_found() == found
+    assert doctor.links_found() == found
 
 
 @pytest.mark.parametrize("dtype", nc.DTYPES)
@@ -258,7 +259,7 @@ def test_a_gpu_that_another_program_fills_is_not_called_missing(name, dry, monke
 
 
 # ---- a machine without a driver, or without the packages
-VERBS = [name for name, *_ in nc.VERBS]
+VERBS = [name for name, *_ in on_gpu.VERBS]
 HIDDEN = dict(os.environ, CUDA_VISIBLE_DEVICES="")       # an NVIDIA GPU, if there is one
 HIDDEN.pop("PYTHONPATH", None)
 
@@ -275,7 +276,7 @@ def gpu(*args, cwd, env=None):
 def test_verbs_are_those_of_the_docstring():
     """Each on a line that says what it does; without a verb, `test`."""
     line = r"^    python nanoeuler_cuda\.py( \w+)?(?: \S.*?)?  +\S.*$"
-    lines, also = (re.findall(x, nc.__doc__, re.M) for x in (line, r";  (\w+) goes on with it$"))
+    lines, also = (re.findall(x, nc.__doc__, re.M) for x in (line, r"; (\w+) continues$"))
     said = [line.strip() or "test" for line in lines]
     assert len(said) == len(set(said)) and {*said, *also} == set(VERBS) and also == ["tr"]
     assert len(VERBS) == len(set(VERBS)) == 11
@@ -342,6 +343,15 @@ def test_without_numba_cuda(verb, without_numba_cuda, tmp_path):
     names_the_remedy(result, "numba-cuda is not installed", "numba-cuda       not installed")
 
 
+def test_help_needs_no_numba_cuda(without_numba_cuda, tmp_path):
+    """Of the program, where it says what is missing, and of a verb by both of its names."""
+    program = str(ROOT / "nanoeuler_cuda.py")
+    for words, said in ((["--help"], "numba-cuda is not installed"), (["t", "--help"], "--gpus"),
+                        (["train", "--help"], "--gpus"), (["eval", "-h"], "--questions")):
+        result = python("-S", program, *words, cwd=tmp_path, env=without_numba_cuda)
+        assert result.returncode == 0 and said in result.stdout, (words, result)
+
+
 @pytest.mark.parametrize("verb", ["", "doctor", "t"])
 def test_without_numba(verb, without_numba, tmp_path):
     """Which nanoeuler.py and bpe.py need as well."""
@@ -365,17 +375,6 @@ def test_the_installed_command_without_numba_cuda(verb, without_numba_cuda, comm
     result = python("-S", command_of_pip, verb, cwd=tmp_path, env=without_numba_cuda)
     names_the_remedy(result, "broken: numba-cuda is not", "numba-cuda       not installed")
     assert "UserError" not in result.stdout and "nanoeuler_cuda.py" not in result.stdout
-
-
-@pytest.mark.parametrize("words", [["--help"], ["t", "-h"]])
-def test_help_without_numba_cuda(words, without_numba_cuda, command_of_pip, tmp_path):
-    """Who reads it may want to know whether the package is worth its gigabyte."""
-    for file, command in ((str(ROOT / "nanoeuler_cuda.py"), "python nanoeuler_cuda.py"),
-                          (command_of_pip, "nanoeuler-cuda")):
-        x = python("-S", file, *words, cwd=tmp_path, env=without_numba_cuda)
-        assert x.returncode == 0 and x.stderr == "", x
-        assert f"    {command} doctor" in x.stdout and "Contents" not in x.stdout
-        assert "numba-cuda is not installed" in x.stdout and nc.PIP in x.stdout
 
 
 TOO_NEW = {
@@ -419,10 +418,10 @@ def test_importing_it_without_numba_cuda(without_numba_cuda, tmp_path):
 
 def test_verbs_have_long_names(capsys):
     """Those of nanoeuler.py, and two of its own"""
-    names = {name for name, *_ in nc.VERBS}
-    assert {*nc.LONG.values()} <= names and not names & {*nc.LONG}
-    assert {*nc.LONG} - {name for name, *_ in ne.VERBS} == {"check", "resume"}
-    for long, short in nc.LONG.items():
+    names = {name for name, *_ in on_gpu.VERBS}
+    assert {*on_gpu.LONG.values()} <= names and not names & {*on_gpu.LONG}
+    assert {*on_gpu.LONG} - {name for name, *_ in ne.VERBS} == {"check", "resume"}
+    for long, short in on_gpu.LONG.items():
         said = []
         for name in long, short:
             with pytest.raises(SystemExit):

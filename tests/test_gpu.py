@@ -16,6 +16,7 @@ if importlib.util.find_spec("numba_cuda") is None:
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.tools import on_gpu
 from nanoeuler_parts.tensor_cores.rows import BY_ROWS
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
@@ -159,8 +160,8 @@ def test_eval_is_that_of_the_cpu_and_init_begins_there(tmp_path):
         "--steps", 2, "--out", tmp_path / "b.bin")
     a, b = (ne.read_checkpoint(str(tmp_path / name)) for name in ("a.bin", "b.bin"))
     assert b.cfg == a.cfg and b.state.step == 2
-    options = nc.Run.Options(data=str(tmp_path / "new.txt"), steps=2, batch=2048).check()
-    data = nc.Run(str(tmp_path / "x.bin"), a._replace(moments=(), state=ne.State()), options,
+    options = on_gpu.Run.Options(data=str(tmp_path / "new.txt"), steps=2, batch=2048).check()
+    data = on_gpu.Run(str(tmp_path / "x.bin"), a._replace(moments=(), state=ne.State()), options,
                   nc.Model).data
     model = nc.Model(a.cfg, a.flat, options=options)
     want = ne.evaluate(model, *data.validation, ne.ESTIMATE, b.state.micro_batch)

@@ -21,14 +21,15 @@ if importlib.util.find_spec("numba_cuda") is None:
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.gpu import launches
 from nanoeuler_parts.files.logs import read_log
 
 if problem := nc.gpu_problem():
     pytest.skip(problem, allow_module_level=True)
-if nc.gpus_here() < 2:
+if launches.gpus_here() < 2:
     pytest.skip("there is one GPU, and these need two", allow_module_level=True)
 
-ALL = nc.gpus_here()
+ALL = launches.gpus_here()
 sizes = pytest.mark.parametrize("size", sorted({2, ALL}))
 TEXT = ("--data", ROOT / "data/shakespeare.txt")
 SMALL = ("--preset", "small", "--batch", 4096, *TEXT)

@@ -160,8 +160,8 @@ def test_the_flags_of_the_recipe_are_flags_of_both_programs(monkeypatch):
         chosen = ne.parse(ne.VERBS, "", [stage.verb, *argv])
         assert chosen["out"] == "y" and chosen["resume"] is False
         pytest.importorskip("numba_cuda", reason="numba-cuda comes with the extra cuda")
-        import nanoeuler_cuda
-        assert ne.parse(nanoeuler_cuda.VERBS, "", [stage.gpu_verb, *argv])["out"] == "y"
+        from nanoeuler_parts.tools import on_gpu
+        assert ne.parse(on_gpu.VERBS, "", [stage.gpu_verb, *argv])["out"] == "y"
     chosen = ne.parse(ne.VERBS, "", ["train", *make_model.RECIPE["pretrain"]])
     cfg = ne.replace(ne.PRESETS["small"], **{
         name: x for name, x in chosen.items() if hasattr(ne.PRESETS["small"], name)})

@@ -27,6 +27,7 @@ if importlib.util.find_spec("numba_cuda") is None:
     pytest.skip("numba-cuda is not installed", allow_module_level=True)
 
 import nanoeuler_cuda as nc
+from nanoeuler_parts.tools import on_gpu
 from nanoeuler_parts.ranks import engine, processes, sockets
 from nanoeuler_parts.gpu import place
 from nanoeuler_parts.files.logs import read_log
@@ -468,10 +469,10 @@ def test_a_run_that_had_other_gpus_says_so_and_looks_for_room_anew(before, noted
         def __init__(self, out, start, options, engine):
             self.start = start
 
-    monkeypatch.setattr(nc, "PLACE", place.Place(0, 4))
-    run = type("Run", (nc.CountsGpus, Parent), {})
+    monkeypatch.setattr(on_gpu, "PLACE", place.Place(0, 4))
+    run = type("Run", (on_gpu.CountsGpus, Parent), {})
     start = ne.Checkpoint(TINY, None, ne.State(options=before, micro_batch=8), None, ())
-    options = nc.Run.Options()
+    options = on_gpu.Run.Options()
     made = run("a.bin", start, options, None)
     assert options.gpus == 4 and (made.start.state.micro_batch is None) == noted
     assert ("a.bin had 1 GPU, and goes on with 4" in capsys.readouterr().err) == noted
@@ -731,12 +732,12 @@ def test_a_rank_without_a_gpu_of_its_own_is_rejected(devices, launched, capsys):
 @pytest.mark.parametrize("size, gpus, want", [(2, 1, "rank"), (2, 2, "rank"), (1, 3, "start 3"),
                                               (1, 1, "alone")])
 def test_a_run_starts_as_a_rank_or_starts_ranks_or_is_alone(size, gpus, want, monkeypatch):
-    monkeypatch.setattr(nc, "PLACE", place.Place(0, size))
+    monkeypatch.setattr(on_gpu, "PLACE", place.Place(0, size))
     monkeypatch.setattr(processes, "launch_ranks", lambda run, flags: "rank")
     monkeypatch.setattr(processes, "start_ranks", lambda n: f"start {n}")
     monkeypatch.setattr(nc, "open_device", lambda: None)
     monkeypatch.setattr(ne, "launch", lambda run, engine, **flags: "alone")
-    assert nc.stage(nc.Run)(gpus=gpus) == want
+    assert on_gpu.stage(on_gpu.Run)(gpus=gpus) == want
 
 
 def test_no_command_without_nccl_goes_on(monkeypatch):

@@ -30,8 +30,8 @@ def test_every_command_is_understood(path):
             assert callable(ne.parse(ne.VERBS, "", words[2:])["call"]), words
         elif words[:2] == ["python", "nanoeuler_cuda.py"]:
             needs("numba_cuda")
-            import nanoeuler_cuda as nc
-            assert callable(ne.parse(nc.VERBS, "", words[2:] or ["test"])["call"]), words
+            from nanoeuler_parts.tools import on_gpu
+            assert callable(ne.parse(on_gpu.VERBS, "", words[2:] or ["test"])["call"]), words
         elif words[0] == "curl":             # which tests/test_serve.py sends
             assert path.name == "serving.md"
         else:
