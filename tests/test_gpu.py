@@ -652,9 +652,10 @@ def test_heads_that_are_off_stay_as_they_are(weight, tied):
 WITHOUT = """
 import json, sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
+import test_gpu
 if {hidden}:
     sys.modules["nanoeuler_parts.tensor_cores"] = None
-import test_gpu
+    test_gpu.nc.tensor_cores.cache_clear()
 from types import SimpleNamespace
 options = SimpleNamespace(dtype="bf16", matmul="portable", recompute=False)
 cfg = test_gpu.CFGS["eights"]
