@@ -223,7 +223,8 @@ class Graph:
         self.graph = ok(driver.cuGraphInstantiate(self.recorded, 0))
 
     def __del__(self):
-        if self.graph is not None:
+        # at the end of the process, the driver has freed all of it already
+        if self.graph is not None and not sys.is_finalizing():
             driver.cuGraphExecDestroy(self.graph)
             driver.cuGraphDestroy(self.recorded)
 

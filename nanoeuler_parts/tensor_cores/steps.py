@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 import struct
+import sys
 from collections import namedtuple
 from dataclasses import replace
 from types import SimpleNamespace
@@ -297,8 +298,9 @@ class RowSteps:
         struct.pack_into(f"{DRAW * len(asked.draws)}d", self.draws[asked.ring], 0, *numbers)
 
     def __del__(self):
-        with contextlib.suppress(Exception): # a step that was queued ahead writes what goes now
-            self.wait()
+        if not sys.is_finalizing():
+            with contextlib.suppress(Exception):         # a step that was queued ahead writes what
+                self.wait()                              # goes now
 
     def wait(self):
         """Until the device has done all, and what is staged may be written"""
