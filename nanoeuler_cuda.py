@@ -2,8 +2,8 @@
 
 The numbers of sections 1 to 6 and 9, the order of the ops and their names are those of
 nanoeuler.py, which is the specification: the self-tests hold the kernels of every op against the
-function of the same name there, or, products, against NumPy's.  AdamW is the only optimizer here;
-runs that Muon began go on there.  Data, training loops, chat and files are imported from it.
+function of the same name there, or, products, against NumPy's.  AdamW is the only optimizer here:
+continue a run with Muon in nanoeuler.py.  Data, training loops, chat and files come from that file.
 
     python nanoeuler_cuda.py                  self-tests: compare every kernel with the CPU
     python nanoeuler_cuda.py g                compare the gradient of a whole model with the CPU's
@@ -1273,7 +1273,7 @@ class Model:
         if self.shape and self.shape[0] >= B and self.shape[1] == T:
             return
         need(0 < T <= self.cfg.seq_len,
-             f"{T} tokens are none or more than the context of {self.cfg.seq_len}")
+             f"expected 1 to {self.cfg.seq_len} tokens, got {T}")
         self.gradient_graphs = self.loss_graph = None    # first: they read what is freed now
         self.a = self.d = self.shape = None
         self.maps.clear()
@@ -1310,10 +1310,10 @@ class Model:
         return memory_table(self.cfg, B, T, self.dtype, self.buffer_table, self.kept)
 
     def fitting(self, T):
-        """Sequences that fit, with a sample now and then, into 90 % of what is free, or taken by
-        those before, beside the parameters that are there; 0 if not even one.  A grid has 65,535
-        blocks at most along z, where attention has sequences, and along y, where portable products
-        have TILE rows each."""
+        """How many sequences fit into 90 % of the memory that is free or held by the present
+        activations, with room for a sample now and then; 0 if not even one does.  A grid has at
+        most 65,535 blocks along z, where attention has sequences, and along y, where portable
+        products have TILE rows each."""
         release_garbage()
         free = free_bytes()
         if self.shape:
@@ -1475,7 +1475,7 @@ class Model:
             return rmsnorm_backward(d.x, norm.dgain, d.y, d.partial, a.x[i], norm.gain, norm.rstd)
 
         def made_again(i, inside):
-            """What a block has inside, of y = rmsnorm(x[i]), unless it was kept"""
+            """Computes the inside of a block from y = rmsnorm(x[i]) again, unless it was kept."""
             if self.kept < L:
                 norm = self.norm_of(i)
                 rmsnorm_again(a.y, a.x[i], norm.gain, norm.rstd)
@@ -1521,9 +1521,10 @@ class Model:
         """tokens (b, T), targets (P, b, T), weight (b, P) to the device, the former through pinned
         memory; the sequences from b to B have no targets."""
         (b, _), (B, T) = tokens.shape, self.shape
-        for x in (tokens, targets):          # kernels do not look: they would read and write beyond
-            need(x.max() < self.cfg.vocab_size, "a token that the model has not")
-        need(tokens.min() >= 0, "a token that is negative")
+        V = self.cfg.vocab_size              # kernels do not check: they would access other memory
+        for x in (tokens, targets):
+            need(x.max() < V, f"expected token ids below {V}, got {x.max()}")
+        need(tokens.min() >= 0, f"expected token ids from 0 on, got {tokens.min()}")
         gpu.stream.synchronize()             # an earlier copy may still read what is staged
         staged = self.staged.reshape(-1, B, T)           # tokens, then the targets of each head
         staged[0, :b] = tokens
@@ -1937,7 +1938,7 @@ def errors(x, y):
     return relative_error(x, y), largest_error(x, y)
 
 def bounds(name, kind):
-    """What errors() may be at most for an output of kernel `name` that is stored as `kind`."""
+    """The largest allowed errors() of an output of kernel `name` that is stored as `kind`"""
     roundoffs = BOUNDS[kind]
     if name.startswith("matmul_dw") and kind == "f32":
         roundoffs = BOUNDS_DW
@@ -2250,8 +2251,8 @@ def adamw_nan_test(p, m, v, g, norm, n_decay, hyper):
     """g is an input here: only p, m and v are compared."""
     adamw_test(p, g, m, v, norm, n_decay, hyper)
 
-# What both errors() of a tensor's gradient must stay below.  Measured with the base preset: 4.6, 69
-# and 71 roundoffs of the type.
+# Both errors() of a tensor's gradient must stay below these bounds.  Measured with the base preset:
+# 4.6, 69 and 71 roundoffs of the type.
 GRADIENT_BOUNDS = {"bf16": 5e-2, "f32": 5e-6, "f64": 1e-13}
 
 def gradient_check(preset="base", batch=1):

@@ -270,7 +270,7 @@ def test_a_loss_of_other_rows_than_were_prepared(dry):
         assert model.losses(ids, ids).shape == (32,) and model.shape[0] < 32
         long = np.zeros((1, 257), np.int32)
         for _ in range(2):
-            with pytest.raises(nc.UserError, match="257 tokens.*context of 256"):
+            with pytest.raises(nc.UserError, match="expected 1 to 256 tokens, got 257"):
                 model.losses(long, long)
         assert model.losses(ids, ids).shape == (32,)
 
@@ -292,7 +292,7 @@ def test_garbage_is_looked_for_only_before_memory_is_taken(dry, monkeypatch):
 def test_a_token_that_the_model_has_not_is_refused(bad, dry):
     model, ids = blank(BIG), np.zeros((1, 16), np.int32)
     wrong = ids + bad
-    with pytest.raises(nc.UserError, match="a token that"):
+    with pytest.raises(nc.UserError, match="expected token ids"):
         model.losses(wrong, ids)
 
 

@@ -151,7 +151,7 @@ class Links:
     @contextlib.contextmanager
     def together(self):
         """Exchanges at once, as one"""
-        with nccl_errors("--resume goes on with the run"), self.nccl.group():
+        with nccl_errors("continue the run with --resume"), self.nccl.group():
             yield
 
     def close(self):

@@ -99,7 +99,7 @@ class Ranks:
                 self.say(rank, found)
         places = [place for place, _ in found]
         need({*places} == {where}, f"the ranks are not at one place, but at {', '.join(places)}: "
-             f"one had to leave the run, see what it says; --resume goes on with it")
+             f"one had to leave the run, see its last line; continue the run with --resume")
         return [x for _, x in found]
 
     def agree(self, value, where):
@@ -129,7 +129,7 @@ class Ranks:
     def lost(self, rank):
         if not self.begun:
             return f"rank {rank} of {self.size} does not answer; start all of them again"
-        return f"rank {rank} of {self.size} is gone, and so the run ends; --resume goes on with it"
+        return f"rank {rank} of {self.size} is gone, so the run ends; continue it with --resume"
 
     def watch(self):
         """The thread: gives signs of life, and looks for those of others.  If it cannot, nobody
