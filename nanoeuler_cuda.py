@@ -75,9 +75,7 @@ from collections import namedtuple
 from dataclasses import replace
 from typing import NamedTuple
 
-from nanoeuler_parts.gpu.doctor import (
-    HERE, ON_CPU, PIP, report,
-)
+from nanoeuler_parts.gpu.doctor import HERE, ON_CPU, PIP, report
 from nanoeuler_parts.gpu.place import take_own_gpu
 
 # As a program, this file imports itself as a module, as nanoeuler.py does, and calls its `main`.
@@ -113,9 +111,7 @@ try:
     from nanoeuler_parts.gpu.launches import (
         at_most, cuda_kernel, gpu, Graph, inlined, launch, made_once, PATHS,
     )
-    from nanoeuler_parts.gpu.numbers import (
-        ctype, exp, stored, value, vector,
-    )
+    from nanoeuler_parts.gpu.numbers import ctype, exp, stored, value, vector
 except (NameError, SyntaxError):             # a fault of these files, not of what is installed
     raise
 except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: an AttributeError

@@ -60,8 +60,7 @@ inlined = cuda.jit(device=True, inline="always")         # a function that kerne
 def filed(made, name, args):
     """What a maker of this name made of these arguments, one or a tuple, of which kernels are kept
     on disk under just these.  Numba would file a kernel under a hash of all it closes over, and a
-    device function hashes differently in every process: it would never be found.  Like all others,
-    they are made anew when this file has changed."""
+    device function hashes differently in every process: it would never be found."""
     for i, member in enumerate(made if isinstance(made, tuple) else [made]):
         if bpe.CACHE and hasattr(member, "py_func"):
             code = SimpleNamespace(co_code=repr((name, args, i)).encode())
