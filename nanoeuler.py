@@ -2871,7 +2871,7 @@ class Reader(Protocol):
     texts: list                              # of each slot: the tokens that are in its cache
     kept_as: str                             # f32, bf16 or int8: the format of its weights
     heads: int                               # number of auxiliary heads, for `guesses`
-    wide: bool                               # do a few rows take about as long as one?
+    rows_are_cheap: bool                     # do a few rows take about as long as one?
     draws: bool                              # can it sample tokens itself, by `draw`?
 
     @staticmethod
@@ -2919,7 +2919,7 @@ class Reader(Protocol):
 # ---- the decoder
 class Decoder:
     """The weights of a model, a KV cache with some slots, and the tokens in each slot."""
-    wide, draws, formats = True, False, ("f32", "bf16", "int8")
+    rows_are_cheap, draws, formats = True, False, ("f32", "bf16", "int8")
 
     @staticmethod
     def ready():
@@ -3342,15 +3342,15 @@ class Pace:
 
     def drafts(self, reader, sampling):
         """The number of drafts to request for the next step: sampling.speculate, or if that is -1
-        reader.heads or DEFAULT_DRAFTS while drafts pay, otherwise 0.  A reader that is not wide
-        gets 0.
+        reader.heads or DEFAULT_DRAFTS while drafts pay, otherwise 0.  A reader whose rows are not
+        cheap gets 0.
         After a trial, drafts are requested until a token costs more with them than without, by more
         than chance: the mean of n steps has an error of order 1 / sqrt(n).  The next trial begins
         64 steps after the last one.  Each time that drafts do not pay, this distance doubles, up
         to 1024.  The decision depends on the clock, but the text does not: a draft changes when a
         token is sampled, never which one."""
-        if sampling.speculate >= 0 or not reader.wide:
-            return max(0, sampling.speculate) if reader.wide else 0
+        if sampling.speculate >= 0 or not reader.rows_are_cheap:
+            return max(0, sampling.speculate) if reader.rows_are_cheap else 0
         most, tried = reader.heads or DEFAULT_DRAFTS, self.steps - self.trial
         if tried < sum(TRIAL):
             return most if tried < TRIAL[0] else 0

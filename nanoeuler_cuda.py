@@ -1,41 +1,42 @@
 """NanoEuler on the GPU: the model of nanoeuler.py again, in CUDA kernels written in Numba.
 
-The numbers of sections 1 to 6 and 9, the order of the ops and their names are those of
-nanoeuler.py, which is the specification: the self-tests hold the kernels of every op against the
-function of the same name there, or, products, against NumPy's.  AdamW is the only optimizer here:
-continue a run with Muon in nanoeuler.py.  Data, training loops, chat and files come from that file.
+nanoeuler.py is the specification.  Sections 1 to 6 and 9 have the same numbers here, and every op
+has the same name.  The self-tests compare the kernels of each op with the function of that name,
+and matrix products with NumPy's.  Data, training loops, chat and files come from nanoeuler.py.
+AdamW is the only optimizer here: continue a run with Muon in nanoeuler.py.
 
     python nanoeuler_cuda.py                  self-tests: compare every kernel with the CPU
     python nanoeuler_cuda.py g                compare the gradient of a whole model with the CPU's
     python nanoeuler_cuda.py t                train on a text, write nanoeuler.bin; tr continues
-    python nanoeuler_cuda.py i "It was"       print one continuation
-    python nanoeuler_cuda.py s                train it to answer, write nanoeuler_chat.bin
+    python nanoeuler_cuda.py i "It was"       continue a text
+    python nanoeuler_cuda.py s                fine-tune it to answer, write nanoeuler_chat.bin
     python nanoeuler_cuda.py d                train it on preferences, write nanoeuler_dpo.bin
     python nanoeuler_cuda.py c                chat with nanoeuler_chat.bin
     python nanoeuler_cuda.py eval --data A    measure perplexity; --questions: accuracy
-    python nanoeuler_cuda.py serve            serve browsers and OpenAI's clients
-    python nanoeuler_cuda.py doctor           print what this machine has of what this needs
+    python nanoeuler_cuda.py serve            serve web pages and an OpenAI-compatible API
+    python nanoeuler_cuda.py doctor           check this machine: GPU, driver, packages
 
 The verbs g, t, tr, i, s, d and c also have long names: check, train, resume, generate, sft, dpo and
 chat.
 
-A residual block is an Euler step, x[i + 1] = x[i] + f(x[i]).  `residual_rmsnorm_forward` of 4.3
-takes it; in 5, `forward` takes two a layer, and `backward` walks back along them.
+A residual block is an Euler step, x[i + 1] = x[i] + f(x[i]).  `residual_rmsnorm_forward` in 4.3
+computes one.  In 5, `trunk` takes two Euler steps per layer, and `backward` walks back along them.
 
-This file is a complete engine in plain Numba, for any GPU and any type.  To read it, you need to
-know CUDA's threads and blocks, and nothing more.  What makes it fast are three folders of
-nanoeuler_parts, in this order:
+This file is a complete engine in plain Numba.  It runs on any NVIDIA GPU, in any of three types.
+To read it, you need to know CUDA's threads and blocks; 4.2 and 4.3 also explain how the 32 threads
+of a warp exchange numbers.  Three folders of nanoeuler_parts make it fast.  Read them in this
+order:
 
-    gpu/           launches, graphs and numbers, which this file uses from its first section on
-    tensor_cores/  the same products and the same attention once more, in bfloat16 on tensor cores,
-                   and the fast decoder.  `matmul` of 4.1, `attention_of` of 4.5 and `Decoder` of 9
-                   use them if the GPU has tensor cores.  Without this folder, this file is slower,
-                   and computes the same up to rounding.
-    ranks/         several GPUs that train one model
+    gpu/           launches, graphs and number types; this file uses them from section 1 on
+    tensor_cores/  the same matrix products and the same attention, in bfloat16 on tensor cores, and
+                   a faster decoder.  `matmul` in 4.1, `attention_forward` in 4.5 and `Decoder` in 9
+                   choose them if the GPU has tensor cores.  Without this folder, this file is
+                   slower and computes the same up to rounding.
+    ranks/         data-parallel training on several GPUs
 
 Contents
     1    Device: kernels and launches         4.7  Cross-entropy
-    2    Memory: what a run keeps             4.8  Biases and norms of q and k
+    2    Memory: buffers of a training step   4.8  Biases and norms of q and k
     3    Building blocks: numbers, sums       5    Model: forward, heads, backward
     4.1  Matmul                               6    Optimizer
     4.2  Embedding                            9    Inference: a decoder, row by row
@@ -46,20 +47,21 @@ Contents
 
 Shapes  As in nanoeuler.py: B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim,
         F n_hidden, V vocab_size, L n_layer, P n_mtp.  Here the batch is flat: BT = B * T rows,
-        row b * T + t.  HD = H D and QKV = (H + 2 G) D are the columns of all heads; R rows of
-        logits are in memory at a time; a thread loads W neighbours at once.
-Types   Kernels take their dtype from their arguments: bfloat16, float32 or float64.  All of them
-        train; float64 is for proofs.  bfloat16 is stored as uint16 and computed with in float32:
-        ctype(x) is the type to compute in, value() what a stored number stands for, stored() a
-        result rounded to the array's type, vector() loads and stores several at once.  Master
-        weights, moments, gradients of weights and norms are float32 then.  A literal is made with
-        ctype(x).type(0): a bare 0.0 is a float64 and drags a float32 kernel with it.
-Names   Of section 3, a thread has `few` neighbours of a row, `acc` are sums in registers, `_smem`
-        is shared memory; `lane` of 32 in a warp, `warp` in a block.  An op's launcher has the name
-        of its function in nanoeuler.py, its kernels are made once for each shape they know.  In 4.5
-        P, S and dS are the matrices of the papers, p an entry; elsewhere p is parameters.
-Order   Each number is summed in one order, by one thread or by blocks that take turns.  Two runs
-        on one kind of GPU, with as many sequences at a time, give the same bits.
+        row b * T + t.  HD = H D and QKV = (H + 2 G) D are the columns of all heads.  R rows of
+        logits are in memory at a time.  W is the number of neighbours that a thread loads at once.
+Types   A kernel takes its type from its arguments: bfloat16, float32 or float64.  All three can
+        train a model; float64 is for proofs.  bfloat16 is stored as uint16, and kernels compute
+        with it in float32.  Master weights, optimizer moments, gradients of weights and RMSNorm's
+        factors are float32 then.  Section 3 has the functions for this: ctype, value, stored,
+        vector.  A literal is written ctype(x).type(0): a bare 0.0 is a float64, and the kernel
+        would compute in float64 from there on.
+Names   acc    sums in registers              lane   0 to 31, the thread's place in its warp
+        few    W neighbours in registers      warp   the warp's place in its block
+        _smem  an array in shared memory      p      parameters; in 4.5, an entry of the matrix P
+        The host function that launches an op's kernels has the name of the op in nanoeuler.py.
+        `@made_once` marks functions that make kernels for a shape, once for each shape.
+Order   Each sum is accumulated in a fixed order, by one thread or by blocks in a fixed sequence.
+        Two runs on GPUs of one model, with micro-batches of one size, are bit-identical.
 """
 import bisect
 import functools
@@ -78,21 +80,22 @@ from typing import NamedTuple
 from nanoeuler_parts.gpu.doctor import HERE, ON_CPU, PIP, report
 from nanoeuler_parts.gpu.place import take_own_gpu
 
-# As a program, this file imports itself as a module, as nanoeuler.py does, and calls its `main`.
+# Run as a program, this file imports itself as a module and calls its `main`, as nanoeuler.py does:
+# kernels then belong to one module only.
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))   # first, even under python -P
     try:
         import nanoeuler_cuda
-    except ImportError as e:                 # of the packages below
+    except ImportError as e:                 # a package that is imported below is missing
         try:
             from nanoeuler_parts.tools.on_gpu import show_help
-        except ImportError:                  # not even the CPU's are there
+        except ImportError:                  # not even the CPU program's packages are installed
             sys.exit(report(e))
         asks = {"-h", "--help"} & {*sys.argv[1:]}
         sys.exit(show_help(sys.argv[1:], e) if asks else report(e))
     sys.exit(nanoeuler_cuda.main())
 
-# The rest of the file cannot even be compiled without numba-cuda: say so, and not by a traceback.
+# Without numba-cuda, the rest of this file cannot be defined: report it in one line, no traceback.
 try:
     import numpy as np
 
@@ -104,15 +107,16 @@ try:
     need(importlib.metadata.version("numba-cuda").startswith("0.30."),
          "this program knows numba-cuda 0.30, whose private parts nanoeuler_parts/gpu uses")
     from numba import cuda, types
-    from numba.cuda.np import arrayobj       # what a too new NumPy breaks first
+    from numba.cuda.np import arrayobj       # the first import that fails if NumPy is too new
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
     from numba.cuda.cudadrv.driver import CudaAPIError
 
     from nanoeuler_parts.gpu.launches import (
         at_most, cuda_kernel, gpu, Graph, inlined, launch, made_once, PATHS,
     )
+    from nanoeuler_parts.gpu.processes import in_processes
     from nanoeuler_parts.gpu.numbers import ctype, exp, stored, value, vector
-except (NameError, SyntaxError):             # a fault of these files, not of what is installed
+except (NameError, SyntaxError):             # a fault in these files, not in the installation
     raise
 except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: an AttributeError
     kind = "" if type(e).__name__ in ("UserError", "ModuleNotFoundError") else (
@@ -120,52 +124,54 @@ except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: a
     raise ImportError(f"{kind}{e}; repair it with: {PIP}") from e
 
 # ==== 1 Device ====
-# A kernel is a function that each thread of a grid of blocks runs by itself.  To launch one,
+# A kernel is a function that every thread of a grid of blocks runs.  The launch
 #
 #     launch(sum_rows_kernel, out, x, grid=C, block=256)
 #
 # is CUDA's sum_rows_kernel<<<C, 256, 0, stream>>>(out, x): C blocks of 256 threads each.  Numba
-# compiles it at the first launch, for the types of these arguments.  Below, in a kernel:
+# compiles the kernel at the first launch, for the types of these arguments.  Inside a kernel:
 #
-#     cuda.blockIdx.x, cuda.threadIdx.x     which block, and which of its threads, this is
+#     cuda.blockIdx.x, cuda.threadIdx.x     the number of this block, and of this thread in it
 #     lane, warp                            threadIdx.x % 32 and // 32; a warp's lanes run in step
-#     cuda.local.array(n, dtype)            a thread's own numbers: registers, where all indices are
-#                                           known when compiling, as those of `for i in range(8)`
-#     cuda.shared.array(n, dtype)           the block's; n = 0: what the launch asks for, by `smem`
-#     cuda.syncthreads()                    waits for all threads of the block
+#     cuda.local.array(n, dtype)            numbers of this thread.  They are in registers if the
+#                                           compiler knows all indices, as in `for i in range(8)`
+#     cuda.shared.array(n, dtype)           numbers that the block shares.  If n is 0, the launch
+#                                           says how many bytes, by `smem`
+#     cuda.syncthreads()                    waits until all threads of the block have arrived
 def gpu_problem():
-    """Why no kernel can run on this machine, with the remedy, or "" if one can."""
+    """Returns why kernels cannot run on this machine, and a remedy, or "" if they can."""
     cuda.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0          # small tests launch small grids
-    remedy = ("The GPU modes need an NVIDIA GPU and its driver, version 580 or newer; the CPU "
-              f"program does the same: {ON_CPU} --help")
+    remedy = ("This program needs an NVIDIA GPU and its driver, version 580 or newer; the CPU "
+              f"program has the same verbs: {ON_CPU} --help")
     try:
         cuda.current_context()
-        remedy = f"There is a GPU, but no kernel can be made for it; repair it with: {PIP}"
+        remedy = f"There is a GPU, but compiling a kernel for it fails; reinstall with: {PIP}"
         total, numbers = (cuda.to_device(np.zeros(1)) for _ in range(2))
         square_sums_kernel[1, 256](total, numbers)
-        total.copy_to_host()                 # a launch returns before its errors show
+        total.copy_to_host()                 # waits for the kernel, and raises its error
         return ""
-    except Exception as e:                   # the driver's absence has many faces
+    except Exception as e:                   # a missing driver raises errors of many types
         if "OUT_OF_MEMORY" in str(e):
-            remedy = "Another program has the memory of the GPU; nvidia-smi says which."
+            remedy = "Another program uses the GPU's memory; nvidia-smi shows which one."
         lines = [line.strip() for line in str(e).splitlines() if line.strip()] or [repr(e)]
         return f"{' '.join(lines[:2])} {remedy}"
 
 def open_device():
+    """Creates the stream of all launches and copies.  Raises UserError without a usable GPU."""
     if gpu.stream is None:
         if problem := gpu_problem():
             raise UserError(problem)
         gpu.stream = cuda.stream()
 
 def cdiv(n, size):
-    """n / size, rounded up: how many blocks of this size cover n"""
+    """n / size, rounded up: the number of blocks of this size that cover n"""
     return -(-n // size)
 
 TensorCores = namedtuple("TensorCores", "matmul attention steps selftests")
 
 @functools.cache
 def tensor_cores():
-    """The modules of nanoeuler_parts/tensor_cores, the fast path, or None if they are missing."""
+    """Returns the modules of nanoeuler_parts/tensor_cores, or None if the folder is missing."""
     try:
         from nanoeuler_parts.tensor_cores import attention, matmul, selftests, steps
     except ModuleNotFoundError as e:
@@ -177,19 +183,20 @@ def tensor_cores():
     return TensorCores(matmul, attention, steps, selftests)
 
 def kernel_path():
-    """The highest of PATHS that this GPU has, and that may be used just now."""
+    """Returns the fastest of PATHS (portable, mma, wgmma) that this GPU supports and that
+    `at_most` allows."""
     capability = cuda.get_current_device().compute_capability
     top = "portable"
     if not tensor_cores():
         return top
     if capability >= (8, 0):
         top = "mma"
-    if capability == (9, 0):                 # newer ones have other instructions instead
+    if capability == (9, 0):                 # Hopper only: newer GPUs have other instructions
         top = "wgmma"
     return min(top, gpu.highest, key=PATHS.index)
 
 def has(dtype):
-    """Whether the GPU can round to it: bfloat16 came with capability 8.0."""
+    """Whether the GPU supports this type: bfloat16 needs compute capability 8.0."""
     return dtype != "bf16" or cuda.get_current_device().compute_capability >= (8, 0)
 
 # ==== 2 Memory ====
@@ -201,59 +208,65 @@ def computing(dtype):
     return np.dtype(np.float32) if dtype == np.uint16 else dtype
 
 def rows_a_chunk(cfg, BT, itemsize):
-    """Rows of logits in memory at once, all heads together: at most 384 MB of them, and such that
-    tiles of 128 x 256 of their product with lm_head, C wide, come in whole rounds."""
+    """R: the number of rows whose logits are in memory at the same time.
+
+    The logits of all heads take at most 384 MB.  If R is large, it is a multiple that fills the
+    GPU: the product of their gradient with lm_head, (R, C), has tiles of 128 x 256, and the number
+    of tiles becomes a multiple of the number of multiprocessors."""
     rows = (384 << 20) // (cfg.n_mtp * cfg.vocab_size * itemsize)
-    across = -(-cfg.n_embd // 256)           # tiles; a round is one tile a multiprocessor
+    across = -(-cfg.n_embd // 256)           # tiles side by side
     rows_a_round = 128 * max(1, cuda.get_current_device().MULTIPROCESSOR_COUNT // across)
     if rows > rows_a_round:
         rows -= rows % rows_a_round
     return min(BT, max(128, rows))
 
 def buffer_table(cfg, B, T, dtype, kept=None):
-    """(group, name, shape, dtype) of everything a training step keeps on the device.
+    """(group, name, shape, dtype) of every buffer that a training step of B x T tokens needs.
 
-    a: activations that the backward pass reads; x is the trajectory x[i + 1] = x[i] + f_i(x[i]),
-    which advances in `state`, in the type of sums: a step is small beside x, and would be lost in
-    the rounding of bfloat16.
-    d: gradients of activations.  Weights get theirs at once, so one layer's worth is enough.
-    kept: layers whose insides are there at once; all, or 1 if backward makes them again."""
+    Group a: activations that the backward pass reads.  x is the trajectory
+    x[i + 1] = x[i] + f_i(x[i]).  Its newest point is also in `state`, in the type of sums: a step
+    is small compared with x, and rounding the sum to bfloat16 would lose it.
+    Group d: gradients of activations.  The gradients of weights are accumulated layer by layer, so
+    the activations of one layer suffice.
+    kept: number of layers whose activations are kept; all by default.  With 1, the backward pass
+    computes them again (--recompute)."""
     C, F, V, L, P = cfg.n_embd, cfg.n_hidden, cfg.vocab_size, cfg.n_layer, cfg.n_mtp
     H, D, BT = cfg.n_head, cfg.head_dim, B * T
     HD, QKV, R = H * D, (H + 2 * cfg.n_kv_head) * D, rows_a_chunk(cfg, BT, dtype.itemsize)
     K, qk_heads = kept or L, cfg.n_head + cfg.n_kv_head
-    a = [("x", (2 * L + 1, BT, C)),          # the trajectory, as backward reads it
+    a = [("x", (2 * L + 1, BT, C)),          # the trajectory, rounded, for the backward pass
          ("qkv", (K, BT, QKV)),              # after RoPE
          ("att", (K, BT, HD)),               # the heads' outputs
-         ("gate_up", (K, BT, 2 * F)),        # becomes its own gradient
+         ("gate_up", (K, BT, 2 * F)),        # the backward pass overwrites it with its gradient
          ("swiglu", (K, BT, F)),
-         ("y", (BT, C)),                     # a block's normalized input, then its output
-         ("logits", (R, P * V))]             # of R rows; become their own gradient
-    d = [("x", (BT, C)),                     # walks back along the trajectory
-         ("y", (BT, C)),                     # of a normalized input; then that input, made again
+         ("y", (BT, C)),                     # a block's normalized input, then its output f
+         ("logits", (R, P * V))]             # overwritten with their gradient
+    d = [("x", (BT, C)),                     # gradient of x[i], as i goes from 2 L to 0
+         ("y", (BT, C)),                     # gradient of y = rmsnorm(x), then y itself again
          ("qkv", (BT, QKV)),
          ("att", (BT, HD)),
          ("swiglu", (BT, F))]
     a_sums = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)),   # of RMSNorm
               ("state", (BT, C)),            # the trajectory's newest point, not rounded
-              ("nll", (P, BT)),              # the losses
-              ("lse", (K, H, BT))]           # log of the sum of a softmax row
-    d_sums = [("partial", (PARTS, C)),       # sums of a gain's gradient
-              ("delta", (H, BT))]            # <dO, O>, in attention
+              ("nll", (P, BT)),              # losses: negative log-likelihoods
+              ("lse", (K, H, BT))]           # attention: log of the sum of exponentials of a row
+    d_sums = [("partial", (GAIN_PARTS, C)),  # partial sums of the gradient of RMSNorm's gain
+              ("delta", (H, BT))]            # attention: <dO, O>
     if cfg.qk_norm:                          # 4.8
         a += [("qk", (K, BT, qk_heads * D))]             # q and k before their norms
         a_sums += [("qk_rstd", (K, BT, qk_heads))]
-        d_sums += [("qk_partial", (PARTS * ROWS, 2 * D))]        # as partial
+        d_sums += [("qk_partial", (GAIN_PARTS * ROW_WARPS, 2 * D))]
     if cfg.qkv_bias:
-        d_sums += [("bias_partial", (PARTS, QKV))]
+        d_sums += [("bias_partial", (GAIN_PARTS, QKV))]
     sums = computing(dtype)
     groups = (("a", a, dtype), ("a", a_sums, sums), ("d", d, dtype), ("d", d_sums, sums))
     return [(group, name, shape, kind) for group, table, kind in groups for name, shape in table]
 
 def memory_table(cfg, B, T, dtype, buffers=buffer_table, kept=None):
-    """(what, bytes) on the device, B sequences of T tokens at a time.  Samples: what `decoder`
-    takes as long as a run shows what its model says: a copy of the parameters, a cache, and what
-    the decoder of tensor_cores works with."""
+    """[(name, bytes)] of all that training needs on the device, for micro-batches of B x T tokens.
+
+    samples: a run prints sample texts now and then.  The decoder for them has a copy of the
+    parameters, a KV cache, and the buffers of tensor_cores' decoder."""
     bytes_of = {"a": 0, "d": 0, "logits": 0}
     for group, name, shape, kind in buffers(cfg, B, T, dtype, kept):
         if name == "logits":
@@ -269,98 +282,104 @@ def memory_table(cfg, B, T, dtype, buffers=buffer_table, kept=None):
              + (0 if dtype != np.uint16 or rows_refused(cfg) else
                 tensor_cores().steps.rows_bytes(cfg)))]
 
-HELD = ("parameters", "gradients", "AdamW moments", "bfloat16 copies",       # whatever the batch
-        "others' gradients")                 # of several GPUs
+# Rows of the memory table that do not depend on the batch.  The last one is of several GPUs.
+HELD = ("parameters", "gradients", "AdamW moments", "bfloat16 copies", "others' gradients")
 
 class Needs(NamedTuple):
-    """The bytes of a memory_table"""
-    held: int                                # by a model, whatever the batch
-    batch: int
-    samples: int                             # now and then
+    """Bytes of a memory table"""
+    held: int                                # of the model, independent of the batch
+    batch: int                               # of a micro-batch
+    samples: int                             # while a sample text is generated
 
 def needs_of(table):
+    """Returns the Needs of a memory_table."""
     held, sizes = sum(size for name, size in table if name in HELD), dict(table)
     return Needs(held, sum(sizes.values()) - held - sizes["samples"], sizes["samples"])
 
 # ---- arrays on the device
 def new(shape, dtype):
+    """An array on the device; its contents are undefined."""
     return cuda.device_array(shape, dtype, stream=gpu.stream)
 
 def free_bytes():
-    """What the driver has left of the device's memory."""
+    """Bytes of the device's memory that the driver can still allocate"""
     free, _ = cuda.current_context().get_memory_info()
     return free
 
 def release_garbage():
-    """Gives the driver back what arrays had that nobody has any more."""
+    """Returns the memory of arrays without references to the driver."""
     gc.collect()
     cuda.current_context().deallocations.clear()
 
 def to_device(x, dtype=None):
+    """A copy of x on the device, in this type or that of x"""
     x = np.ascontiguousarray(x, dtype)
     out = cuda.to_device(x, stream=gpu.stream)
-    gpu.stream.synchronize()                 # the driver may still read x until then
+    gpu.stream.synchronize()                 # until then, the driver may still read x
     return out
 
 def to_host(x):
-    """A copy, whole when this returns: all that was queued before is done."""
+    """A copy of x on the host.  Waits for all work that was queued before."""
     out = x.copy_to_host(stream=gpu.stream)
     gpu.stream.synchronize()
     return out
 
 def view(x, start, shape, strides=None):
-    """Elements `start` and on of device array x as (shape); strides in elements.  No copy."""
+    """The elements of device array x from `start`, as an array of this shape.  No copy.  Strides
+    count elements; the default is row-major order."""
     size = x.dtype.itemsize
     strides = strides or [math.prod(shape[i + 1:]) for i in range(len(shape))]
     return DeviceNDArray(shape, [s * size for s in strides], x.dtype, gpu.stream,
                          x.gpu_data.view(start * size))
 
 def number(x, v):
-    """A scalar argument of a kernel on x, of the type it computes in."""
+    """v as a scalar argument of a kernel on x, in the type in which that kernel computes"""
     return np.float64(v) if x.dtype == np.float64 else np.float32(v)
 
 def transposed(x):
-    """(..., M, N) as (..., N, M); no copy."""
+    """(..., M, N) as (..., N, M).  No copy."""
     *others, rows, columns = x.shape
     *other_strides, row_stride, column_stride = (s // x.dtype.itemsize for s in x.strides)
     return view(x, 0, (*others, columns, rows), (*other_strides, column_stride, row_stride))
 
 # ==== 3 Building blocks ====
-# How a kernel meets numbers, whatever type its arrays have.  nanoeuler_parts/gpu/numbers.py makes
-# these functions:
+# Kernels read and write arrays of all three types with these functions of
+# nanoeuler_parts/gpu/numbers.py:
 #
 #     ctype(x)                   the type to compute in; ctype(x).type(0) is its zero
-#     value(x[i])                the number that a stored one stands for
-#     stored(x, v)               v as the array x keeps it, rounded
-#     load, store = vector(W)    v = load(x, i) are the W neighbours x[i], .., x[i + W - 1] of flat
-#                                memory, in one access or a few, and store(x, i, v) writes them
-#     exp(v), exp2(v)            e^v, and 2^v, which the hardware has
-WARP, ALL = 32, 0xFFFFFFFF                   # lanes; the mask of all of them
+#     value(x[i])                the element as a number: bfloat16 becomes float32
+#     stored(x, v)               v rounded to the type of array x
+#     load, store = vector(W)    load(x, i) returns x[i], .., x[i + W - 1] of flat memory as a local
+#                                array, in as few accesses as possible; store(x, i, v) writes them
+#     exp(v), exp2(v)            e^v, and 2^v, which is a hardware instruction
+WARP, ALL = 32, 0xFFFFFFFF                   # the lanes of a warp, and the mask of all of them
 
 def width(*sizes):
-    """8 elements at a time where all rows have whole eights, else one."""
+    """W, the number of elements to load at once: 8 if it divides all these row lengths, else 1"""
     return 8 if all(n % 8 == 0 for n in sizes) else 1
 
-def butterfly(combine, steps):
-    """The device function that combines x over 2^steps neighbouring lanes.  Every lane does it in
-    the same order, so all have the same bits."""
+def butterfly(combine, log2_lanes):
+    """Makes the device function that combines x over 2^log2_lanes neighbouring lanes of a warp.
+
+    In each round, a lane reads the x of the lane whose number differs in one bit (a shuffle).  All
+    lanes combine in the same order, so all of them get the same bits."""
     @inlined
     def over(x):
-        for i in range(steps):
-            x = combine(x, cuda.shfl_xor_sync(ALL, x, 1 << (steps - 1 - i)))
+        for i in range(log2_lanes):
+            x = combine(x, cuda.shfl_xor_sync(ALL, x, 1 << (log2_lanes - 1 - i)))
         return x
     return over
 
-quad_sum, quad_max = butterfly(operator.add, 2), butterfly(max, 2)   # lanes of a row of `mma`
+quad_sum, quad_max = butterfly(operator.add, 2), butterfly(max, 2)   # for tensor_cores
 half_warp_sum, half_warp_max = butterfly(operator.add, 4), butterfly(max, 4)
 warp_sum, warp_max = butterfly(operator.add, 5), butterfly(max, 5)
 
 def over_block(combine, over_warp):
-    """The same for a block of 256 threads."""
+    """Makes the same for a block of 256 threads: first within each warp, then over the 8 warps."""
     @inlined
     def over(x):
         x, warps = over_warp(x), cuda.shared.array(8, ctype(x))
-        cuda.syncthreads()                   # an earlier result may still be read
+        cuda.syncthreads()                   # all have read the result of an earlier call
         if cuda.threadIdx.x % 32 == 0:
             warps[cuda.threadIdx.x // 32] = x
         cuda.syncthreads()
@@ -372,7 +391,7 @@ block_sum, block_max = over_block(operator.add, warp_sum), over_block(max, warp_
 
 @inlined
 def filled(n, v):
-    """n registers, a local array, each of them v."""
+    """A local array of n elements, each of them v: registers"""
     out = cuda.local.array(n, ctype(v))
     for i in range(n):
         out[i] = v
@@ -381,11 +400,12 @@ def filled(n, v):
 # ==== 4.1 Matmul ====
 @functools.cache
 def register_tile(ROWS, COLS):
-    """The device function acc += A B for the ROWS x COLS sums that a thread keeps in registers.
+    """Makes the device function acc += A B for the ROWS x COLS sums that a thread has in registers.
 
-    A and B lie in shared memory: A[i, k] at a0 + i * a_row + k * a_k, B[k, j] at b0 + k * b_k +
-    16 * j * b_col.  Threads x = 0..15 read neighbours of B, and all the same of A: no two lanes
-    meet in a bank.  Every matrix product that is not a tensor core's goes through here."""
+    A and B are in shared memory: A[i, k] at a0 + i * a_row + k * a_k, and B[k, j] at
+    b0 + k * b_k + 16 * j * b_col.  Sixteen neighbouring threads read the same element of A, which
+    is a broadcast, and neighbouring elements of B, so no two lanes read from the same bank.  All
+    portable matrix products use this function, those of attention too."""
     @inlined
     def tile(acc, A, a0, a_row, a_k, B, b0, b_k, b_col, K):
         b = cuda.local.array(COLS, acc.dtype)
@@ -398,8 +418,9 @@ def register_tile(ROWS, COLS):
                     acc[i * COLS + j] += a * b[j]
     return tile
 
-TILE, DEPTH = 128, 16                        # rows and columns of a tile of out; k at a time
-STRIDE = TILE + 4                            # from k to k: 16 of one row are in 8 banks, not in 1
+TILE, DEPTH = 128, 16                        # rows and columns of a tile of out; k per round
+STRIDE = TILE + 4                            # distance from k to k + 1 in shared memory: with the
+                                             # 4, the 16 k of one row are in 8 banks instead of 1
 SMEM = DEPTH * STRIDE
 tile8x8 = register_tile(8, 8)
 
@@ -407,13 +428,13 @@ tile8x8 = register_tile(8, 8)
 def matmul_kernel(out, a, b, add):
     """out[z, h] = add * out[z, h] + a[z, h'] b[z, h'],  h' = h * H' / H: grouped heads share.
 
-    One block of (16, 16) threads per 128 x 128 of out.   grid (N / 128, M / 128, Z * H)
-    out (Z, H, M, N), a (Z, H', M, K), b (Z, H'', K, N) of any strides
+    One block of (16, 16) threads per 128 x 128 tile of out.   grid (N / 128, M / 128, Z * H)
+    out (Z, H, M, N), a (Z, H', M, K), b (Z, H'', K, N), all with any strides
 
-    16 k at a time, 128 rows of A and 128 columns of B go through shared memory: each number is read
-    from device memory once a block, and not once a row or column.  A thread has 8 x 8 of the sums
-    in registers, rows 8 y to 8 y + 7, columns x, x + 16, ..; the next 16 k are on their way into
-    registers while it multiplies."""
+    Each round copies 16 k of 128 rows of A and of 128 columns of B to shared memory.  So a block
+    reads each number from device memory once, and not once per row or column of out.  A thread has
+    8 x 8 sums in registers: rows 8 y to 8 y + 7 and columns x, x + 16, ..  While it multiplies, the
+    next 16 k are being loaded into registers."""
     a_smem, b_smem = cuda.shared.array(SMEM, ctype(a)), cuda.shared.array(SMEM, ctype(a))
     zero, H = ctype(a).type(0), out.shape[1]
     z, h = cuda.blockIdx.z // H, cuda.blockIdx.z % H
@@ -423,21 +444,23 @@ def matmul_kernel(out, a, b, add):
     m0, n0 = cuda.blockIdx.y * TILE, cuda.blockIdx.x * TILE
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     t = 16 * y + x
-    # Each thread fetches eight numbers of a tile of 128 rows or columns (m or n) times 16 k: where
-    # the first is, (m or n, k), and the steps of both to the next.  Neighbouring threads read
-    # neighbours in memory, whether those lie along m or n, or along k.
+    # Of each tile, 128 rows or columns (m or n) times 16 k, a thread fetches eight numbers: the
+    # first
+    # (m or n, k), and the distance to the next one in both.  Neighbouring threads read neighbours
+    # in
+    # memory, which are along k or along m or n, depending on the layout.
     along_mn, along_k = (t % 128, t // 128, 0, 2), (t // 16, t % 16, 16, 0)
     am, ak, am_step, ak_step = along_k if A.strides[1] == A.itemsize else along_mn
     bn, bk, bn_step, bk_step = along_k if B.strides[0] == B.itemsize else along_mn
     a_next, b_next = cuda.local.array(8, ctype(a)), cuda.local.array(8, ctype(a))
     acc = filled(64, zero)
-    for k0 in range(-DEPTH, K, DEPTH):       # the round before k0 = 0 only fetches
+    for k0 in range(-DEPTH, K, DEPTH):       # the first round, k0 < 0, only fetches
         if k0 >= 0:
             for i in range(8):
                 a_smem[(ak + i * ak_step) * STRIDE + am + i * am_step] = a_next[i]
                 b_smem[(bk + i * bk_step) * STRIDE + bn + i * bn_step] = b_next[i]
-            cuda.syncthreads()               # the tiles are whole
-        for i in range(8):                   # fetch the next ones: they arrive while we multiply
+            cuda.syncthreads()               # the tiles are complete
+        for i in range(8):                   # fetch the next tiles, which arrive during the product
             k = k0 + DEPTH + ak + i * ak_step
             v = value(A[min(m0 + am + i * am_step, M - 1), min(k, K - 1)])
             a_next[i] = v if k < K else zero
@@ -446,7 +469,7 @@ def matmul_kernel(out, a, b, add):
             b_next[i] = v if k < K else zero
         if k0 >= 0:
             tile8x8(acc, a_smem, 8 * y, 1, STRIDE, b_smem, x, STRIDE, 1, DEPTH)
-            cuda.syncthreads()               # nobody reads them any more
+            cuda.syncthreads()               # all threads have read the tiles
     for i in range(8):
         for j in range(8):
             m, n = m0 + 8 * y + i, n0 + x + 16 * j
@@ -458,24 +481,25 @@ def matmul_kernel(out, a, b, add):
 
 def batched_matmul(out, a, b, add=False):
     """out = [out +] a b for arrays (Z, H, M, N), (Z, H', M, K), (Z, H'', K, N), or matrices."""
-    out, a, b = map(wide, (out, a, b))
+    out, a, b = map(as_4d, (out, a, b))
     Z, H, M, N = out.shape
     launch(matmul_kernel, out, a, b, add, grid=(cdiv(N, TILE), cdiv(M, TILE), Z * H),
            block=(16, 16))
 
-def wide(x):
-    """A matrix as (1, 1, M, N); what has four dimensions as it is."""
+def as_4d(x):
+    """A matrix as (1, 1, M, N); an array of four dimensions unchanged"""
     if x.ndim != 2:
         return x
-    anything = 1 << 20                       # the stride of a dimension of one
+    anything = 1 << 20                       # a dimension of size 1 is never stepped over
     strides = [s // x.dtype.itemsize for s in x.strides]
     return view(x, 0, (1, 1, *x.shape), (anything, anything, *strides))
 
-SEMAPHORES = 1 << 15                         # of matmul_dw: on tensor cores, blocks take turns
+SEMAPHORES = 1 << 15                         # for matmul_dw on tensor cores, whose blocks add to
+                                             # one tile of dW in a fixed order
 
 def on_tensor_cores(*matrices):
-    """Whether tensor cores take these matrices: bfloat16, rows that are and start at multiples of
-    16 bytes."""
+    """Whether tensor cores can multiply these matrices: bfloat16, and all rows start at a multiple
+    of 16 bytes and have a multiple of 8 elements."""
     def fits(x):
         whole_chunks = x.shape[1] % 8 == 0 and x.strides[1] == 2
         starts = x.strides[0], int(x.gpu_data.device_pointer)
@@ -490,12 +514,13 @@ def matmul(out, x, w):
 
 def matmul_dx(dx, dy, w, add=False):
     """dx = [dx +] dy w     dx (M, K), dy (M, N), w (N, K)"""
-    if on_tensor_cores(dx, dy, w) and not add:     # they add to float32 only, dx is bfloat16
+    if on_tensor_cores(dx, dy, w) and not add:     # those add to float32 only; dx is bfloat16
         return tensor_cores().matmul.tensor_matmul(dx, dy, w, False, True)
     batched_matmul(dx, dy, w, add)
 
 def matmul_dw(dw, dy, x, semaphores):
-    """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)     semaphores: zeros, before and after"""
+    """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)
+    semaphores: SEMAPHORES zeros, and zeros again afterwards"""
     if on_tensor_cores(dy, x) and int(dw.gpu_data.device_pointer) % 16 == 0:
         return tensor_cores().matmul.tensor_matmul(dw, dy, x, True, True, semaphores)
     batched_matmul(dw, transposed(dy), x, add=True)
@@ -503,8 +528,8 @@ def matmul_dw(dw, dy, x, semaphores):
 # ==== 4.2 Embedding ====
 @cuda_kernel
 def embedding_forward_kernel(x, tokens, wte):
-    """x[bt] = wte[tokens[bt]]     one block a row, threads stride the columns
-    Padding, a token of -1, is read as token 0, and has no gradient."""
+    """x[bt] = wte[tokens[bt]]     one block per row, whose threads stride over the columns
+    Padding is a token of -1.  It is read as token 0, and contributes nothing to the gradient."""
     bt = cuda.blockIdx.x
     token = max(tokens[bt], 0)
     for c in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
@@ -522,10 +547,12 @@ def embedding_backward_kernel(W, N):
     def backward(dwte, dx, tokens):
         """dwte[v] += sum over bt with tokens[bt] = v of dx[bt], always in the same order
 
-        One block of 8 warps per v and 32 W columns, W a lane.  Each warp looks through an eighth of
-        the tokens, N a lane; ballots say where v stands; it adds those rows.  Then the warps' sums
-        are added."""
-        sums = cuda.shared.array((8, 256), ctype(dx))    # of each warp, [w, 32 i + lane]
+        One block of 8 warps per token id v and 32 W columns, W per lane.  Each warp searches an
+        eighth of the tokens, N per lane, and adds the rows of those that are v.  A ballot is an
+        integer with one bit per lane: whether that lane's token is v.  Then the block adds the sums
+        of its warps."""
+        sums = cuda.shared.array((8, 256), ctype(dx))    # column W lane + i of warp w is in
+                                                         # sums[w, 32 i + lane]
         acc = filled(W, ctype(dx).type(0))
         v, groups, C, found = cuda.blockIdx.x, tokens.size // N, dx.shape[1], 0
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
@@ -539,7 +566,7 @@ def embedding_backward_kernel(W, N):
             if cuda.any_sync(ALL, i + lane < last and here):
                 for n in range(N):
                     hits = cuda.ballot_sync(ALL, i + lane < last and ids[n] == v) & ALL   # unsigned
-                    while hits:              # the lanes whose n-th token is v, the lowest first
+                    while hits:              # lanes whose n-th token is v, lowest lane first
                         bt, found = (i + cuda.ffs(hits) - 1) * N + n, 1
                         hits &= hits - 1
                         row = load(dx, bt * C + min(c, C - W))
@@ -548,7 +575,7 @@ def embedding_backward_kernel(W, N):
         if cuda.syncthreads_or(found):
             for i in range(W):
                 sums[warp, 32 * i + lane] = acc[i]
-            cuda.syncthreads()               # the sums of all warps are there
+            cuda.syncthreads()               # all warps have stored their sums
             if cuda.threadIdx.x < 32 * W:
                 x, c = cuda.threadIdx.x, (32 * cuda.blockIdx.y + lane) * W + cuda.threadIdx.x // 32
                 s = sums[0, x]
@@ -565,30 +592,35 @@ def embedding_backward(dwte, dx, tokens):
     launch(backward, dwte, dx, tokens, grid=(V, cdiv(C, 32 * W)), block=256)
 
 # ==== 4.3 RMSNorm ====
-ROWS = 8                                     # warps of a block where a warp owns a row
-PARTS = 4 * 132                              # blocks, and partial sums, of a gain's gradient: a
-                                             # fixed number, since the order of sums hangs on it
+ROW_WARPS = 8                                # warps per block, if each warp has a row of its own
+GAIN_PARTS = 4 * 132                         # blocks, and partial sums, of the gradient of a gain.
+                                             # It is fixed since the order of the sums depends on it
 
 @made_once
 def rmsnorm_kernels(C, W):
-    """residual_forward and backward.  A warp has a row of C in its registers: CHUNKS times W
-    neighbours a lane.  Lanes beyond the row's end load its last W, and do not count them.  Of rows
-    of more than 1,024 backward keeps some numbers in memory, which takes longer."""
+    """Makes the kernels residual_forward and backward for rows of C.
+
+    A warp has a row in its registers: CHUNKS times W neighbours per lane.  A lane beyond the row's
+    end loads the last W elements and ignores them.  If a row has more than 1,024 elements, backward
+    does not have enough registers and keeps some numbers in memory, which is slower."""
     CHUNKS = -(-C // (WARP * W))
     KEPT = CHUNKS * W
     load, store = vector(W)
 
     @cuda_kernel
     def residual_forward(y, saved, rstd, x, w, eps, step):
-        """The Euler step, where `step`:  x[i + 1] = x[i] + f(x[i]),  with f(x[i]) in y.  Then the
-        norm of where it led:  rstd = 1 / sqrt(mean_c(x^2) + eps),  y = x * rstd * w, over f(x[i]).
+        """The Euler step, if `step`:  x[i + 1] = x[i] + f(x[i]),  with f(x[i]) in y.  Then the norm
+        of the new x:  rstd = 1 / sqrt(mean_c(x^2) + eps),  y = x * rstd * w.  It overwrites
+        f(x[i]).
 
-        x is the trajectory's newest point, in the type of sums; saved is x as backward reads it.
-        One warp per row.     grid BT / ROWS, block (32, ROWS)
+        x is the newest point of the trajectory, in the type of sums; saved is its copy for
+        backward.
+        One warp per row.     grid BT / ROW_WARPS, block (32, ROW_WARPS)
         y, saved, x (BT, C), rstd (BT,), w (C,)"""
         v, ss, one = cuda.local.array(KEPT, ctype(x)), ctype(x).type(0), ctype(x).type(1)
-        lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
-        if bt < x.shape[0]:                  # for a whole warp or for none: shuffles are legal
+        lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROW_WARPS + cuda.threadIdx.y
+        if bt < x.shape[0]:                  # true for all lanes of a warp or for none, as
+                                             # warp_sum needs
             for j in range(CHUNKS):          # neighbours read neighbours: coalesced
                 c = (WARP * j + lane) * W
                 at = bt * C + min(c, C - W)
@@ -617,12 +649,14 @@ def rmsnorm_kernels(C, W):
 
     @cuda_kernel
     def backward(dx, dy, partial, x, w, rstd):
-        """u = x * rstd:   dx += rstd * (w*dy - u * mean_c(w*dy*u)): the adjoint of the Euler step.
-        dx holds the gradient of x[i + 1], which passes f by, and gets what comes through f.
-        partial[i, c] = sum of dy * u over the rows of block i.
-        In place as well: dy becomes y = w * u, what forward made.
+        """dx += rstd * (w*dy - u * mean_c(w*dy*u)),  u = x * rstd: the adjoint of the Euler step.
+        Before, dx is the gradient of x[i + 1], which reaches x[i] past f.  This adds the part that
+        comes through f.
+        partial[i, c] = sum of dy * u over the rows of block i: the gradient of the gain w.
+        dy is overwritten with y = w * u, the output of forward.
 
-        One warp per row, striding.     grid PARTS, block (32, warps), shared memory (warps, C)"""
+        Each warp processes one row after another.
+        grid GAIN_PARTS, block (32, warps), shared memory (warps, C)"""
         v, d = cuda.local.array(KEPT, ctype(x)), cuda.local.array(KEPT, ctype(x))
         old, gain = cuda.local.array(KEPT, ctype(x)), cuda.local.array(KEPT, ctype(x))
         zero, lane, warps, BT = ctype(x).type(0), cuda.threadIdx.x, cuda.blockDim.y, x.shape[0]
@@ -632,7 +666,8 @@ def rmsnorm_kernels(C, W):
             few = load(w, min(c, C - W))
             for i in range(W):
                 gain[j * W + i] = few[i] if c < C else zero
-        first, last = cuda.blockIdx.x * BT // PARTS, (cuda.blockIdx.x + 1) * BT // PARTS
+        first = cuda.blockIdx.x * BT // GAIN_PARTS
+        last = (cuda.blockIdx.x + 1) * BT // GAIN_PARTS
         for bt in range(first + cuda.threadIdx.y, last, warps):
             r, m = rstd[bt], zero
             for j in range(CHUNKS):
@@ -646,7 +681,7 @@ def rmsnorm_kernels(C, W):
                 for i in range(W):
                     u, g = v[j * W + i], gain[j * W + i]
                     sums[j * W + i] += d[j * W + i] * u
-                    # into what x and dy were loaded to: the new dx and y
+                    # a and b, no longer needed, become the new dx and y
                     a[i], b[i] = old[j * W + i] + r * (g * d[j * W + i] - u * m), g * u
                 c = (WARP * j + lane) * W
                 if c < C:
@@ -658,7 +693,7 @@ def rmsnorm_kernels(C, W):
                 c = (WARP * j + lane) * W + i
                 if c < C:
                     shared[cuda.threadIdx.y * C + c] = sums[j * W + i]
-        cuda.syncthreads()                   # the sums of all warps are there
+        cuda.syncthreads()                   # all warps have stored their sums
         for c in range(cuda.threadIdx.y * WARP + lane, C, warps * WARP):
             s = shared[c]
             for i in range(1, warps):
@@ -672,8 +707,8 @@ def normalized_kernel(C, W):
 
     @cuda_kernel
     def normalized(y, x, rstd, w):
-        """y = x * rstd * w: what residual_forward made, from what it saved     grid 1,024 blocks
-        y, x (BT, C), rstd (BT,), w (C,)"""
+        """y = x * rstd * w: the output of residual_forward again, from the x that it saved
+        grid 1,024 blocks     y, x (BT, C), rstd (BT,), w (C,)"""
         for i in range(cuda.grid(1), y.size // W, cuda.gridsize(1)):
             few, gain, r = load(x, i * W), load(w, i * W % C), rstd[i * W // C]
             for j in range(W):
@@ -692,28 +727,28 @@ def sum_rows_kernel(out, x):
         out[n] += s
 
 def rmsnorm_forward(y, saved, rstd, x, w, eps, step=False):
-    """y = x * rstd * w, saved = x"""
+    """y = x * rstd * w, saved = x     step: take the Euler step before, as below"""
     residual_forward, _ = rmsnorm_kernels(x.shape[1], width(x.shape[1]))
     launch(residual_forward, y, saved, rstd, x, w, number(x, eps), step,
-           grid=cdiv(len(x), ROWS), block=(WARP, ROWS))
+           grid=cdiv(len(x), ROW_WARPS), block=(WARP, ROW_WARPS))
 
 def residual_rmsnorm_forward(f, saved, rstd, x, w, eps):
-    """The Euler step  x[i + 1] = x[i] + f(x[i]),  in place of x[i], and then, in place of f, the
-    norm of where it led, as rmsnorm_forward."""
+    """The Euler step  x[i + 1] = x[i] + f(x[i]),  which overwrites x[i], and then the norm of
+    x[i + 1], as rmsnorm_forward, which overwrites f."""
     rmsnorm_forward(f, saved, rstd, x, w, eps, step=True)
 
 def rmsnorm_again(y, x, w, rstd):
-    """y = x * rstd * w, of a norm that was taken before"""
+    """y = x * rstd * w, with the rstd that rmsnorm_forward has computed"""
     C = x.shape[1]
     launch(normalized_kernel(C, width(C)), y, x, rstd, w, grid=1024, block=256)
 
 def rmsnorm_backward(dx, dw, dy, partial, x, w, rstd):
-    """dx += ..., dw += sum_bt dy * u.  Returns dy, which is no gradient any more, but y.
-    partial (PARTS, C) is scratch"""
+    """dx += rstd * (w*dy - u * mean_c(w*dy*u)),  dw += sum_bt dy * u,  u = x * rstd
+    Returns y = w * u, which has overwritten dy.     partial (GAIN_PARTS, C) is scratch"""
     C, size = x.shape[1], partial.dtype.itemsize
     warps = max(1, min(4, (48 << 10) // (C * size)))
     _, backward = rmsnorm_kernels(C, width(C))
-    launch(backward, dx, dy, partial, x, w, rstd, grid=PARTS, block=(WARP, warps),
+    launch(backward, dx, dy, partial, x, w, rstd, grid=GAIN_PARTS, block=(WARP, warps),
            smem=warps * C * size)
     launch(sum_rows_kernel, dw, transposed(partial), grid=C, block=256)
     y = dy
@@ -726,8 +761,9 @@ def rope_kernel(W):
 
     @cuda_kernel
     def rotate(qkv, cos, sin, T, heads, sign):
-        """Rotates pair (i, i + D/2) of the first `heads` heads of row bt by sign * angle[bt % T,
-        i], in place     one block a row, a thread W pairs     math: nanoeuler.rope"""
+        """Rotates, in place, pair (i, i + D/2) of the first `heads` heads of row bt by
+        sign * angle[bt % T, i].     math: nanoeuler.rope
+        One block per row, W pairs per thread."""
         bt, half = cuda.blockIdx.x, cos.shape[1]
         for j in range(cuda.threadIdx.x * W, heads * half, cuda.blockDim.x * W):
             low = bt * qkv.shape[1] + j // half * 2 * half + j % half
@@ -742,57 +778,63 @@ def rope_kernel(W):
     return rotate
 
 def rope(qkv, cos, sin, T, heads, sign):
+    """Rotates the first `heads` heads, those of q and k, in place: forward with sign 1, backward
+    with sign -1.     qkv (BT, QKV), cos, sin (T, D / 2)"""
     W = width(cos.shape[1], qkv.shape[1])
     threads = min(256, -(-heads * cos.shape[1] // (32 * W)) * 32)
     launch(rope_kernel(W), qkv, cos, sin, T, heads, number(qkv, sign), grid=len(qkv), block=threads)
 
 # ==== 4.5 Attention ====
-# FlashAttention (Dao 2022; the row-wise split over blocks is FlashAttention-2's, Dao 2023): a block
-# keeps N query rows and walks over the keys, N at a time, with a running maximum m and sum l of
-# each row.  No T x T matrix, and tiles beyond the diagonal are never touched.  128 threads as
-# (16, 8): thread (x, y) owns rows y * N/8 + i and columns x + 16 j of every N x N or N x D tile.
-# Tiles lie in shared memory in rows of D + 1 or N + 1, so that a column hits 32 banks.
+# FlashAttention (Dao et al. 2022), split over blocks by rows as in FlashAttention-2 (Dao 2023).  A
+# block has N query rows and walks over the keys, N at a time, with a running maximum m and a
+# running
+# sum l of each row.  The T x T matrix of scores is never in memory, and tiles beyond the diagonal
+# are skipped.  A block has 128 threads, (16, 8): thread (x, y) owns rows y * N/8 + i and columns
+# x + 16 j of each N x N or N x D tile.  In shared memory the rows of tiles are D + 1 or N + 1
+# apart,
+# so the elements of a column are in 32 different banks.
 
 class Attention(NamedTuple):
-    """The kernels of one head size, and how they are launched."""
+    """The attention kernels of one head size, and how they are launched"""
     forward: object
     dq: object
     dkv: object
-    rotates: bool                            # whether dq and dkv rotate their results back (RoPE)
-    block: object                            # threads, of all three
-    rows: int                                # query rows of a block of forward
-    back_rows: int                           # query rows of a block of dq, keys of one of dkv
+    rotates: bool                            # do dq and dkv rotate their results back (RoPE)?
+    block: object                            # threads per block, of all three kernels
+    rows: int                                # query rows per block of forward
+    back_rows: int                           # query rows per block of dq, keys per block of dkv
     smem: int                                # bytes of dynamic shared memory of forward
-    back_smem: int                           # and of dq and dkv
+    back_smem: int                           # the same of dq and dkv
 
 @made_once
-def portable_attention(D, itemsize, room, window=0):
-    """The kernels for head size D; N is the largest tile with which backward fits into that many
-    bytes of shared memory.  window: token t attends to the tokens t - window + 1 to t; 0: to all
-    tokens up to t."""
-    D_PAD = -(-D // 16) * 16                 # D filled with zeros to whole tiles
-    D_ROW = D_PAD + 1                        # from row to row of Q, K, V, dO in shared memory
+def portable_attention(D, itemsize, smem_bytes, window=0):
+    """Makes the kernels for head size D and numbers of `itemsize` bytes.  N is the largest tile
+    with which backward fits into `smem_bytes` of shared memory.
+    window: token t attends to the tokens t - window + 1 to t; 0: to all tokens up to t"""
+    D_PAD = -(-D // 16) * 16                 # D, padded with zeros to a multiple of 16
+    D_ROW = D_PAD + 1                        # distance between rows of Q, K, V, dO in shared memory
     N = 64
-    while (4 * N * D_ROW + 2 * N * (N + 1)) * itemsize > room:
+    while (4 * N * D_ROW + 2 * N * (N + 1)) * itemsize > smem_bytes:
         N //= 2
     need(N >= 16, f"head_dim {D} is too large: its tiles do not fit into shared memory")
-    P_ROW = N + 1                            # from row to row of P, dS
-    ROWS, KEYS, COLS = N // 8, N // 16, D_PAD // 16      # of a thread, in N x N, in N x D tiles
+    P_ROW = N + 1                            # distance between rows of P, dS
+    # Per thread: rows, and columns in N x N and in N x D tiles
+    ROWS, KEYS, COLS = N // 8, N // 16, D_PAD // 16
     NKEYS, NCOLS = ROWS * KEYS, ROWS * COLS
-    # where tiles begin in shared memory: Q, K, V, P; of backward also dS and dO
+    # Offsets of the tiles in shared memory: Q, K, V, P, and in backward also dS and dO
     Q_AT, K_AT, V_AT, P_AT = 0, N * D_ROW, 2 * N * D_ROW, 3 * N * D_ROW
     DS_AT, DO_AT = P_AT + N * P_ROW, P_AT + 2 * N * P_ROW
     score_tile, out_tile = register_tile(ROWS, KEYS), register_tile(ROWS, COLS)
 
     @inlined
     def first_tile(t0):
-        """The first key of the first tile that the rows from t0 on see"""
+        """The first key of the first tile that row t0, and so any later row, attends to"""
         return max(0, t0 + 1 - window) // N * N if window else 0
 
     @inlined
     def load_rows(smem, tile, src, row0, t, T, col):
-        """smem[tile + r * D_ROW + d] = src[row0 + t + r, col + d], N rows; zeros from t + r = T and
-        from column D on."""
+        """smem[tile + r * D_ROW + d] = src[row0 + t + r, col + d] for N rows r and all d < D; zeros
+        for rows t + r >= T, and for d >= D"""
         row, n = row0 + t, T - t
         for i in range(16 * cuda.threadIdx.y + cuda.threadIdx.x, N * D_PAD, 128):
             r, d, v = i // D_PAD, i % D_PAD, ctype(src).type(0)
@@ -800,27 +842,27 @@ def portable_attention(D, itemsize, room, window=0):
                 v = value(src[row + r, col + d])
             smem[tile + r * D_ROW + d] = v
 
-    # The three products of attention, of the sums that thread (x, y) has
+    # The three matrix products of attention; thread (x, y) computes its own rows and columns
     @inlined
     def add_abt(s, smem, a, b, x, y):
-        """s += A B^T, N x N: of Q, dO with K, V"""
+        """s += A B^T, N x N: A is Q or dO, B is K or V"""
         score_tile(s, smem, a + y * ROWS * D_ROW, D_ROW, 1, smem, b + x * D_ROW, 1, D_ROW, D_PAD)
 
     @inlined
     def add_ab(acc, smem, a, b, x, y):
-        """acc += A B, N x D: of P, dS with V, K"""
+        """acc += A B, N x D: A is P or dS, B is V or K"""
         out_tile(acc, smem, a + y * ROWS * P_ROW, P_ROW, 1, smem, b + x, D_ROW, 1, N)
 
     @inlined
     def add_atb(acc, smem, a, b, x, y):
-        """acc += A^T B, N x D: of P, dS with dO, Q"""
+        """acc += A^T B, N x D: A is P or dS, B is dO or Q"""
         out_tile(acc, smem, a + y * ROWS, 1, P_ROW, smem, b + x, D_ROW, 1, N)
 
     @cuda_kernel
     def forward(o, lse, qkv, T, G, scale):
         """o = softmax(Q K^T / sqrt(D)) V, causal     math: nanoeuler.attention_forward
         One block per N query rows of a head.     grid (T / N, H, B), block (16, 8)
-        out: o (BT, HD), lse (H, BT)     in: qkv (BT, QKV)"""
+        out: o (BT, HD), lse (H, BT), the log of the sum of exponentials     in: qkv (BT, QKV)"""
         smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
         m, l = filled(ROWS, -ctype(qkv).type(math.inf)), filled(ROWS, zero)
         acc = filled(NCOLS, zero)
@@ -830,10 +872,10 @@ def portable_attention(D, itemsize, room, window=0):
         k_col = o.shape[1] + h * G // H * D
         load_rows(smem, Q_AT, qkv, row0, t0, T, h * D)
         for k0 in range(first_tile(t0), t0 + 1, N):
-            cuda.syncthreads()               # the last product is done with K, V and P
+            cuda.syncthreads()               # the last product has read K, V and P
             load_rows(smem, K_AT, qkv, row0, k0, T, k_col)
             load_rows(smem, V_AT, qkv, row0, k0, T, k_col + G * D)
-            cuda.syncthreads()               # Q, K, V are whole
+            cuda.syncthreads()               # Q, K, V are complete
             s = filled(NKEYS, zero)
             add_abt(s, smem, Q_AT, K_AT, x, y)           # S = Q K^T
             for i in range(ROWS):
@@ -843,8 +885,9 @@ def portable_attention(D, itemsize, room, window=0):
                     if k0 + x + 16 * j > t0 + r:
                         v = -ctype(qkv).type(math.inf)
                     if window and k0 + x + 16 * j <= t0 + r - window:
-                        v = -ctype(qkv).type(1e30)       # finite: it may be all that a row has so
-                                                         # far, and exp(v - top) must be a number
+                        # Finite, since a row's first tile may be outside its window entirely:
+                        # then top = v, and exp(v - top) must not be NaN
+                        v = -ctype(qkv).type(1e30)
                     s[i * KEYS + j] = v
                     top = max(top, v)
                 top = half_warp_max(top)
@@ -857,7 +900,7 @@ def portable_attention(D, itemsize, room, window=0):
                     smem[P_AT + r * P_ROW + x + 16 * j] = p
                 for j in range(COLS):
                     acc[i * COLS + j] *= shrink
-            cuda.syncthreads()               # P is whole
+            cuda.syncthreads()               # P is complete
             add_ab(acc, smem, P_AT, V_AT, x, y)          # O += P V
         for i in range(ROWS):
             t, total = t0 + y * ROWS + i, half_warp_sum(l[i])
@@ -873,23 +916,27 @@ def portable_attention(D, itemsize, room, window=0):
         def run(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
             """P = exp(Q K^T / sqrt(D) - lse),   dS = P * (dO V^T - delta) / sqrt(D)
 
-            dQ = dS K, and delta = <dO, O>     One block per N query rows of a head, as forward.
-            Or, `keys`: dK = sum_h dS^T Q,  dV = sum_h P^T dO     One block per N keys of a
-            key/value head: it walks over the query heads of its group, their rows from the diagonal
-            on.     grid (T / N, H or G, B), block (16, 8)     in: do (BT, HD), lse (H, BT)
-            out: the q columns of dqkv (BT, QKV), delta (H, BT), or the columns of k and v"""
+            Kernel dq:   dQ = dS K,  and before it delta = <dO, O>
+                         One block per N query rows of a head, as forward.
+                         out: the q columns of dqkv (BT, QKV), and delta (H, BT)
+            Kernel dkv:  dK = sum_h dS^T Q,  dV = sum_h P^T dO
+                         One block per N keys of a key/value head.  It walks over the query heads h
+                         of its group, and over their rows from the diagonal on.
+                         out: the k and v columns of dqkv     in: delta, of dq
+
+            grid (T / N, H or G, B), block (16, 8)     in: do (BT, HD), lse (H, BT)"""
             smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
-            dqk, dv = filled(NCOLS, zero), filled(NCOLS, zero)       # of dQ or dK, of dV
+            dqk, dv = filled(NCOLS, zero), filled(NCOLS, zero)       # dQ or dK, and dV
             x, y, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z * T
             H, G = HD // D, (qkv.shape[1] - HD) // (2 * D)
-            if keys:                         # its keys; it walks over the rows that see them
+            if keys:                         # `mine`: first key.  Walks over the rows that see it
                 g = cuda.blockIdx.y
                 mine = cuda.blockIdx.x * N
                 first_head = g * H // G
                 end_head = (g + 1) * H // G
                 first_other = mine
                 end_other = min(T, mine + N - 1 + window) if window else T
-            else:                            # its rows; it walks over the keys that they see
+            else:                            # `mine`: first row.  Walks over the keys it sees
                 first_head = cuda.blockIdx.y
                 mine = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N    # the longest rows first
                 g = first_head * G // H
@@ -905,7 +952,7 @@ def portable_attention(D, itemsize, room, window=0):
                 load_rows(smem, DO_AT, do, row0, mine, T, first_head * D)
                 lane = (16 * y + x) % WARP
                 for t in range(mine + (16 * y + x) // WARP, min(mine + N, T), 4):
-                    total = zero             # a warp per row
+                    total = zero             # one warp per row
                     for i in range(first_head * D + lane, first_head * D + D, WARP):
                         total += value(do[row0 + t, i]) * value(o[row0 + t, i])
                     total = warp_sum(total)
@@ -913,14 +960,14 @@ def portable_attention(D, itemsize, room, window=0):
                         delta[first_head, row0 + t] = total
             for h in range(first_head, end_head):
                 for n in range(first_other, end_other, N):
-                    cuda.syncthreads()       # the last products are done with the other tiles
+                    cuda.syncthreads()       # the last products have read the other tiles
                     if keys:
                         load_rows(smem, Q_AT, qkv, row0, n, T, h * D)
                         load_rows(smem, DO_AT, do, row0, n, T, h * D)
                     else:
                         load_rows(smem, K_AT, qkv, row0, n, T, k_col)
                         load_rows(smem, V_AT, qkv, row0, n, T, v_col)
-                    cuda.syncthreads()       # Q, dO, K, V are whole, and delta
+                    cuda.syncthreads()       # Q, dO, K, V and delta are complete
                     t0, k0 = (n, mine) if keys else (mine, n)
                     s, dp = filled(NKEYS, zero), filled(NKEYS, zero)
                     add_abt(s, smem, Q_AT, K_AT, x, y)               # S = Q K^T
@@ -939,7 +986,7 @@ def portable_attention(D, itemsize, room, window=0):
                             smem[P_AT + r * P_ROW + key] = p
                             smem[DS_AT + r * P_ROW + key] = (
                                 p * (dp[i * KEYS + j] - row_delta) * scale)
-                    cuda.syncthreads()       # P and dS are whole
+                    cuda.syncthreads()       # P and dS are complete
                     if keys:
                         add_atb(dv, smem, P_AT, DO_AT, x, y)         # dV += P^T dO
                         add_atb(dqk, smem, DS_AT, Q_AT, x, y)        # dK += dS^T Q
@@ -970,7 +1017,7 @@ def attention_of(D, window, *matrices):
     return portable_attention(D, computing(matrices[0].dtype).itemsize, room, window), *matrices
 
 def window_of(cfg):
-    """The window of a model, or 0 if it holds the whole context"""
+    """The attention window of a model, or 0 if it covers the whole context"""
     return cfg.window if cfg.window and cfg.window < cfg.seq_len else 0
 
 def attention_forward(o, lse, qkv, T, D, window=0):
@@ -982,14 +1029,15 @@ def attention_forward(o, lse, qkv, T, D, window=0):
            block=k.block, smem=k.smem)
 
 def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D, window=0):
-    """The gradient of q, k and v as they were before RoPE     delta (H, BT) is scratch"""
+    """dqkv (BT, QKV): the gradients of q, k and v before RoPE, from do (BT, HD), the gradient of o
+    delta (H, BT) is scratch"""
     BT, HD = o.shape
     H, G = len(lse), (qkv.shape[1] - HD) // (2 * D)
     scale = number(qkv, 1 / math.sqrt(D))
     k, do_source, o_source, qkv_source = attention_of(D, window, do, o, qkv)
     given = (dqkv, delta, do_source, o_source, lse, qkv_source, cos, sin, T, HD, scale)
     tiles, B = cdiv(T, k.back_rows), BT // T
-    launch(k.dq, *given, grid=(tiles, H, B), block=k.block, smem=k.back_smem)      # delta, too
+    launch(k.dq, *given, grid=(tiles, H, B), block=k.block, smem=k.back_smem)      # and delta
     launch(k.dkv, *given, grid=(tiles, G, B), block=k.block, smem=k.back_smem)
     if not k.rotates:
         rope(dqkv, cos, sin, T, H + G, -1)
@@ -1001,7 +1049,7 @@ def swiglu_kernels(W):
 
     @cuda_kernel
     def forward(y, gate_up):
-        """y = silu(gate) * up     one block a row, a thread W elements
+        """y = silu(gate) * up     one block per row, W elements per thread
         math: nanoeuler.swiglu_forward"""
         bt, F, one = cuda.blockIdx.x, y.shape[1], ctype(y).type(1)
         for f in range(cuda.threadIdx.x * W, F, cuda.blockDim.x * W):
@@ -1012,7 +1060,7 @@ def swiglu_kernels(W):
 
     @cuda_kernel
     def backward(gate_up, dy):
-        """In place: gate_up (BT, 2F) becomes its gradient     math: nanoeuler.swiglu_backward"""
+        """Overwrites gate_up (BT, 2F) with its gradient     math: nanoeuler.swiglu_backward"""
         bt, F, one = cuda.blockIdx.x, dy.shape[1], ctype(dy).type(1)
         for f in range(cuda.threadIdx.x * W, F, cuda.blockDim.x * W):
             z, up = load(gate_up, bt * 2 * F + f), load(gate_up, bt * 2 * F + F + f)
@@ -1027,11 +1075,12 @@ def swiglu_kernels(W):
     return forward, backward
 
 def swiglu_forward(y, gate_up):
+    """y = silu(gate) * up     y (BT, F), gate_up (BT, 2F)"""
     forward, _ = swiglu_kernels(width(y.shape[1]))
     launch(forward, y, gate_up, grid=len(y), block=256)
 
 def swiglu_backward(gate_up, dy):
-    """Returns gate_up, which is its own gradient now."""
+    """Overwrites gate_up (BT, 2F) with its gradient, and returns it.     dy (BT, F)"""
     _, backward = swiglu_kernels(width(dy.shape[1]))
     launch(backward, gate_up, dy, grid=len(dy), block=256)
     dgate_up = gate_up
@@ -1045,9 +1094,11 @@ def cross_entropy_kernel(W):
     @cuda_kernel
     def fused(nll, logits, targets, weight, row0, V, T):
         """nll[k, row0 + r] = -log softmax(z)[y],   z becomes weight[b, k] (softmax(z) - onehot(y))
-        where z = logits[r, k V : (k + 1) V] are one head's logits of one row, y = targets[k, row0 +
-        r]; a row without target (-1) becomes 0.     one block of 256 threads per head and row
-        nll (P, BT), logits (R, P V), targets (P, BT) int32, weight (B, P) float64   grid (R, P)"""
+
+        z = logits[r, k V : (k + 1) V] are the logits of head k for one row; y = targets[k, row0 +
+        r] is its target.  Without a target (-1), the loss and the gradient are 0.
+        One block of 256 threads per row and head.     grid (R, P)
+        nll (P, BT), logits (R, P V), targets (P, BT) int32, weight (B, P) float64"""
         r, k, x = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x * W
         start, y = r * logits.shape[1] + k * V, targets[k, row0 + r]
         zero = ctype(logits).type(0)
@@ -1071,7 +1122,7 @@ def cross_entropy_kernel(W):
         top = block_max(m)
         l = block_sum(l * exp(m - top) if x < V else zero)
         zy, g = value(logits[r, k * V + y]), ctype(logits).type(weight[(row0 + r) // T, k])
-        cuda.syncthreads()                   # everybody has read z[y], which is overwritten below
+        cuda.syncthreads()                   # all threads have read z[y] before it changes
         for v in range(x, V, 256 * W):
             z = load(logits, start + v)
             for i in range(W):
@@ -1084,8 +1135,8 @@ def cross_entropy_kernel(W):
     return fused
 
 def cross_entropy(nll, logits, targets, weight, row0, V, T):
-    """Rows row0.. of the batch: their losses into nll.  Returns logits, which are their own
-    gradients now."""
+    """Stores the losses of the R rows from row0 in nll.  Overwrites logits with their gradient, and
+    returns it."""
     R, PV = logits.shape
     launch(cross_entropy_kernel(width(V)), nll, logits, targets, weight, row0, V, T,
            grid=(R, PV // V), block=256)
@@ -1093,7 +1144,7 @@ def cross_entropy(nll, logits, targets, weight, row0, V, T):
     return dlogits
 
 # ==== 4.8 Biases and norms of q and k ====
-# A first reader may skip this section, as that of nanoeuler.py: most models have neither.
+# You may skip this section at first, as in nanoeuler.py: most models have neither.
 @cuda_kernel
 def add_bias_kernel(qkv, bias):
     """qkv[t, c] += bias[c]     one block of 256 threads per row     qkv (BT, QKV), bias (QKV,)"""
@@ -1106,8 +1157,8 @@ def add_bias(qkv, bias):
 
 @cuda_kernel
 def sum_columns_kernel(partial, x):
-    """partial[i] = sum of the i-th part of the rows of x     one block of 256 threads per part
-    partial (PARTS, N), x (BT, N)"""
+    """partial[i] = sum over the i-th part of the rows of x     one block of 256 threads per part
+    partial (GAIN_PARTS, N), x (BT, N)"""
     BT, i, parts = x.shape[0], cuda.blockIdx.x, partial.shape[0]
     for c in range(cuda.threadIdx.x, x.shape[1], 256):
         s = ctype(partial).type(0)
@@ -1116,20 +1167,20 @@ def sum_columns_kernel(partial, x):
         partial[i, c] = s
 
 def bias_gradient(dbias, dqkv, partial):
-    """dbias += sum_bt dqkv     partial (PARTS, QKV) is scratch"""
-    launch(sum_columns_kernel, partial, dqkv, grid=PARTS, block=256)
+    """dbias += sum_bt dqkv     partial (GAIN_PARTS, QKV) is scratch"""
+    launch(sum_columns_kernel, partial, dqkv, grid=GAIN_PARTS, block=256)
     launch(sum_rows_kernel, dbias, transposed(partial), grid=len(dbias), block=256)
 
 @cuda_kernel
 def head_norm_kernel(qkv, qk, rstd, q_gain, k_gain, eps):
     """RMSNorm of each head of q and k, in place     math: nanoeuler.head_norm_forward
-    One warp per head.     grid (BT, (H + G) / ROWS), block (32, ROWS)
-    qkv (BT, QKV), q_gain, k_gain (D,)     out: qk (BT, (H + G) D), the heads as they were, and rstd
-    (BT, H + G), for backward"""
+    One warp per head.     grid (BT, (H + G) / ROW_WARPS), block (32, ROW_WARPS)
+    qkv (BT, QKV), q_gain, k_gain (D,)     out, for backward: qk (BT, (H + G) D), the heads before
+    the norm, and rstd (BT, H + G)"""
     t, heads, D = cuda.blockIdx.x, rstd.shape[1], q_gain.size
-    h, lane = cuda.blockIdx.y * ROWS + cuda.threadIdx.y, cuda.threadIdx.x
+    h, lane = cuda.blockIdx.y * ROW_WARPS + cuda.threadIdx.y, cuda.threadIdx.x
     H = 2 * heads - qkv.shape[1] // D        # QKV = (H + 2 G) D
-    if h < heads:                            # for a whole warp or for none: shuffles are legal
+    if h < heads:                            # true for all lanes of a warp or for none
         ss = ctype(qkv).type(0)
         for i in range(lane, D, WARP):
             qk[t, h * D + i] = qkv[t, h * D + i]
@@ -1148,14 +1199,14 @@ def head_norm_backward_kernel(D):
 
     @cuda_kernel
     def backward(dqkv, partial, qk, rstd, q_gain, k_gain):
-        """In place: the q and k columns of dqkv become the gradient of qk
+        """Overwrites the q and k columns of dqkv, gradients after the norm, with those before it.
         math: nanoeuler.head_norm_backward
-        partial[i] = sum of dy * u over the rows of warp i, u = x * rstd: of q's heads, and of k's.
-        One warp per row, striding.     grid PARTS, block (32, ROWS)
-        dqkv (BT, QKV), partial (PARTS ROWS, 2 D), qk (BT, (H + G) D), rstd (BT, H + G)"""
+        partial[i] = sum of dy * u, u = x * rstd, over the rows of warp i: for q_gain, for k_gain
+        Each warp has a stretch of rows.     grid GAIN_PARTS, block (32, ROW_WARPS)
+        dqkv (BT, QKV), partial (GAIN_PARTS ROW_WARPS, 2 D), qk (BT, (H + G) D), rstd (BT, H + G)"""
         zero, lane = ctype(partial).type(0), cuda.threadIdx.x
         of_q, of_k = filled(CHUNKS, zero), filled(CHUNKS, zero)
-        warp, warps = cuda.blockIdx.x * ROWS + cuda.threadIdx.y, partial.shape[0]
+        warp, warps = cuda.blockIdx.x * ROW_WARPS + cuda.threadIdx.y, partial.shape[0]
         BT, heads = rstd.shape
         H = 2 * heads - dqkv.shape[1] // D
         for t in range(warp * BT // warps, (warp + 1) * BT // warps):
@@ -1164,7 +1215,8 @@ def head_norm_backward_kernel(D):
                 for i in range(lane, D, WARP):
                     gain = q_gain[i] if h < H else k_gain[i]
                     mean += gain * value(dqkv[t, h * D + i]) * value(qk[t, h * D + i])
-                mean = warp_sum(mean) * r * r / ctype(partial).type(D)       # of gain*dy*u, * rstd
+                # rstd * mean of gain*dy*u
+                mean = warp_sum(mean) * r * r / ctype(partial).type(D)
                 for j in range(CHUNKS):
                     i = WARP * j + lane
                     if i < D:
@@ -1180,38 +1232,58 @@ def head_norm_backward_kernel(D):
     return backward
 
 def head_norm_forward(qkv, qk, rstd, q_gain, k_gain, eps):
+    """RMSNorm of each head of q and k, in place; qk and rstd are for head_norm_backward."""
     BT, heads = rstd.shape
     launch(head_norm_kernel, qkv, qk, rstd, q_gain, k_gain, number(qkv, eps),
-           grid=(BT, cdiv(heads, ROWS)), block=(WARP, ROWS))
+           grid=(BT, cdiv(heads, ROW_WARPS)), block=(WARP, ROW_WARPS))
 
 def head_norm_backward(dqkv, dq_gain, dk_gain, partial, qk, rstd, q_gain, k_gain):
-    """dq_gain += sum_bt,h dy * u, over q's heads, dk_gain of k's
-    partial (PARTS ROWS, 2 D) is scratch"""
+    """Overwrites the q and k columns of dqkv with the gradients before the norm.  Adds the sum of
+    dy * u over all rows and the heads of q to dq_gain, and over the heads of k to dk_gain.
+    partial (GAIN_PARTS ROW_WARPS, 2 D) is scratch"""
     D = q_gain.size
-    launch(head_norm_backward_kernel(D), dqkv, partial, qk, rstd, q_gain, k_gain, grid=PARTS,
-           block=(WARP, ROWS))
+    launch(head_norm_backward_kernel(D), dqkv, partial, qk, rstd, q_gain, k_gain,
+           grid=GAIN_PARTS, block=(WARP, ROW_WARPS))
     for dgain, start in (dq_gain, 0), (dk_gain, D):
         columns = view(partial, start, (D, len(partial)), (1, 2 * D))
         launch(sum_rows_kernel, dgain, columns, grid=D, block=256)
 
 # ==== 5 Model ====
-# Columns of the logits, the matrix (columns, C) that makes them of y, and its gradient
+# A slice of the logits' columns, the matrix (columns, C) that computes them from y, its gradient
 HeadPart = namedtuple("HeadPart", "columns w dw")
-# Of the RMSNorm that reads a point of the trajectory: gain (C,), the gain's gradient, rstd (BT,)
+# One RMSNorm of the model: gain (C,), the gain's gradient, rstd (BT,)
 Norm = namedtuple("Norm", "gain dgain rstd")
 
-class Model:
-    """Parameters, gradients and moments on the device, and the memory to run micro-batches (B, T).
+def trunk(n_layer, advance, attention, swiglu):
+    """The layers of a forward pass, two Euler steps per layer.  The trajectory is x[0], .., x[2 L]:
 
-    The interface is nanoeuler.Engine; work is queued: `update` and `losses` wait for it, a
-    micro-batch for the one before it."""
+        x[i + 1] = x[i] + f(y),  y = rmsnorm(x[i])     f is attention if i is even, else SwiGLU
+
+    One buffer holds y, and then f in its place:
+    advance(i)                  if i > 0, computes x[i] = x[i - 1] + f; then y = rmsnorm(x[i])
+    attention(l), swiglu(l)     replace y by f of layer l
+
+    Training, row-by-row decoding, and the reading of prompts in tensor_cores all use this loop."""
+    advance(0)
+    for l in range(n_layer):
+        attention(l)
+        advance(2 * l + 1)
+        swiglu(l)
+        advance(2 * l + 2)
+
+class Model:
+    """Parameters, gradients and moments on the device, and buffers for micro-batches (B, T).
+
+    The interface is nanoeuler.Engine.  Methods queue their work on the device and return; only
+    `update` and `losses` wait for results, and `gradient` for the copies of the micro-batch
+    before."""
 
     program, talk, buffer_table = "nanoeuler_cuda.py", "c", staticmethod(buffer_table)
     attention = attention_forward, attention_backward    # tests/oracles/ has another pair
 
     @staticmethod
     def ready(options=None):
-        """A kernel is compiled when it is first launched."""
+        """Nothing to do: kernels are compiled when they are first launched."""
 
     def __init__(self, cfg, flat, moments=(), options=None, dtype="f32", recompute=False):
         open_device()
@@ -1220,22 +1292,22 @@ class Model:
             for name, values in (("dtype", DTYPES), ("matmul", PATHS)):
                 given = getattr(options, name)
                 need(given in values, f"--{name} is {given}, expected {' or '.join(values)}")
-        self.top = options.matmul if options else gpu.highest        # kernel path of this model
+        self.top = options.matmul if options else gpu.highest        # its fastest kernel path
         need(has(dtype), "bfloat16 needs a GPU of capability 8.0 or newer; use --dtype f32")
         self.cfg, self.table = cfg, ne.param_table(cfg)
-        self.kept = 1 if recompute else cfg.n_layer      # layers whose insides are there at once
+        self.kept = 1 if recompute else cfg.n_layer      # layers whose activations are kept
         self.window = window_of(cfg)
         self.dtype = DTYPES[dtype]
         self.master = computing(self.dtype)  # of parameters, gradients and moments
         self.shape = None                    # (B, T) that there is memory for
         self.held = needs_of(self.memory(1, 1)).held
-        if self.held >= free_bytes():        # a model that was dropped may still be there
+        if self.held >= free_bytes():        # an unused model may still occupy memory
             release_garbage()
         free = free_bytes()
-        need(self.held < free, f"weights, gradients, moments take {self.held / 2**30:.1f} GiB, the "
-             f"GPU has {free / 2**30:.1f} left; use a smaller --preset")
-        # flat buffers, and views of them by name: parameters p, gradients g, and what products
-        # read, w: p itself, or copies rounded to bfloat16
+        need(self.held < free, f"weights, gradients and moments need {self.held / 2**30:.1f} GiB, "
+             f"the GPU has {free / 2**30:.1f} GiB free; use a smaller --preset")
+        # Flat buffers, and views of them by name: parameters p, gradients g, and the operands of
+        # products, w: p itself, or its copy rounded to bfloat16
         self.flat, self.g_flat = self.put(flat), self.put(np.zeros(flat.size, self.master))
         self.copies = to_device(to_bf16(flat)) if self.dtype == np.uint16 else self.flat
         self.p, self.g, self.w = (ne.views(x, self.table)
@@ -1244,33 +1316,37 @@ class Model:
         own = self.owned(flat.size)
         moments = [x[own] for x in moments] or np.zeros((2, own.stop - own.start), self.master)
         self.m, self.v = map(self.put, moments)
-        self.n_decay = sum(x.size for x in self.p[ne.MATRICES])     # they come first
-        # what changes between steps, or comes out of them: graphs read and write it here
+        self.n_decay = sum(x.size for x in self.p[ne.MATRICES])     # matrices come first
+        # A graph always reads and writes the same memory: values that change from step to step, and
+        # results, have buffers of their own
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
         self.staged_hyper = np.zeros(len(ne.Hyper._fields))
         self.hyper = self.put(self.staged_hyper, np.float64)
-        self.partial = new(SUMS, np.float64)
+        self.partial = new(NORM_PARTS, np.float64)
         self.semaphores = to_device(np.zeros(SEMAPHORES, np.uint32))
-        self.zero = np.zeros(cfg.n_mtp + 1)  # what results are set to
-        self.micro = {}                      # (sequences a step, asked for, T) -> at a time
-        self.maps = {}                       # tensor maps of the memory below: see `at_most`
-        self.weighted_heads = set()          # heads with a nonzero weight since `update`
-        self.updates = {}                    # heads with a weight -> the graph of an update
+        self.zero = np.zeros(cfg.n_mtp + 1)
+        self.micro = {}                      # arguments of `micro_batch` -> its result
+        self.maps = {}                       # tensor maps of the buffers below: see `at_most`
+        self.weighted_heads = set()          # heads with a nonzero weight since the last `update`
+        self.updates = {}                    # set of weighted heads -> graph of the update
 
     def put(self, x, dtype=None):
+        """A copy of x on the device, by default in the type of master weights"""
         return to_device(x, dtype or self.master)
 
     def owned(self, n):
-        """Of n parameters those which this process updates, and whose moments it has"""
+        """The slice of n parameters that this process updates, and whose moments it keeps"""
         return slice(0, n)
 
     def prepare(self, B, T):
-        """Memory for micro-batches of B sequences of T tokens; a smaller one is filled up."""
+        """Allocates buffers for micro-batches of B sequences of T tokens, unless those that exist
+        have as many tokens per sequence and at least as many sequences.  A smaller micro-batch is
+        padded."""
         if self.shape and self.shape[0] >= B and self.shape[1] == T:
             return
         need(0 < T <= self.cfg.seq_len,
              f"expected 1 to {self.cfg.seq_len} tokens, got {T}")
-        self.gradient_graphs = self.loss_graph = None    # first: they read what is freed now
+        self.gradient_graphs = self.loss_graph = None    # they use the buffers that are freed now
         self.a = self.d = self.shape = None
         self.maps.clear()
         P = self.cfg.n_mtp
@@ -1279,7 +1355,7 @@ class Model:
             table = self.buffer_table(self.cfg, B, T, self.dtype, self.kept)
             for group, name, shape, dtype in table:
                 buffers[group][name] = new(shape, dtype)
-            self.ids = new((P + 1) * B * T, np.int32)    # tokens, then the targets of each head
+            self.ids = new((P + 1) * B * T, np.int32)    # tokens, then targets of each head
             self.weight = new((B, P), np.float64)
             self.staged = cuda.pinned_array((P + 1) * B * T, np.int32)
         except CudaAPIError as e:
@@ -1291,39 +1367,43 @@ class Model:
             again = "" if self.kept < self.cfg.n_layer else "--recompute, "
             remedy = f"--micro-batch {fits} would fit" if fits else (
                 f"not even one fits: use {again}a shorter --seq-len or a smaller --preset")
-            raise UserError(f"the GPU has no room for {B} sequences of {T} tokens, {total:.1f} GiB "
-                            f"in all ({e}); {remedy}") from None
+            raise UserError(f"{B} sequences of {T} tokens need {total:.1f} GiB in all, which the "
+                            f"GPU does not have ({e}); {remedy}") from None
         self.a, self.d = (namedtuple(group, arrays)(**arrays)
                           for group, arrays in buffers.items())
         self.tokens = view(self.ids, 0, (B * T,))
         self.targets = view(self.ids, B * T, (P, B * T))
         self.staged_weight = np.zeros((B, P))
-        self.gradient_graphs = [Graph() for _ in range(P + 1)]       # of so many output heads
+        self.gradient_graphs = [Graph() for _ in range(P + 1)]       # by number of output heads
         self.loss_graph = Graph()
         self.shape = B, T
 
     def memory(self, B, T):
+        """The memory_table of this model"""
         return memory_table(self.cfg, B, T, self.dtype, self.buffer_table, self.kept)
 
     def fitting(self, T):
-        """How many sequences fit into 90 % of the memory that is free or held by the present
-        activations, with room for a sample now and then; 0 if not even one does.  A grid has at
-        most 65,535 blocks along z, where attention has sequences, and along y, where portable
-        products have TILE rows each."""
+        """Returns how many sequences of T tokens fit into 90 % of the memory that is free or held
+        by the current buffers, with room for generating a sample; 0 if none fits.
+
+        The size of a grid is another limit, 65,535 blocks along y and along z: attention has one
+        block per sequence along z, and portable products one per TILE rows along y."""
         release_garbage()
         free = free_bytes()
         if self.shape:
             free += needs_of(self.memory(*self.shape)).batch
 
-        def wanted(B):
+        def bytes_needed(B):
             needs = needs_of(self.memory(B, T))
             return needs.batch + needs.samples
         most = min(65535, 65535 * TILE // T)
-        return bisect.bisect_right(range(1, most + 1), 0.9 * free, key=wanted)
+        return bisect.bisect_right(range(1, most + 1), 0.9 * free, key=bytes_needed)
 
     def micro_batch(self, B, asked=None, T=None):
-        """Sequences of T tokens, or of the context's length, in memory at once: as many as asked
-        for, or as fit in equal parts of B.  Says what they take, once for each of these."""
+        """Returns the number of sequences per micro-batch, when a step has B: as many as asked for
+        (--micro-batch), or the largest number that fits and splits B into equal parts.
+        T: tokens per sequence; by default the length of the context
+        Prints the memory table once for each set of arguments."""
         T = T or self.cfg.seq_len
         if (B, asked, T) not in self.micro:
             fits = self.fitting(T)
@@ -1339,41 +1419,41 @@ class Model:
         return self.micro[B, asked, T]
 
     def print_memory(self, B, T, fits):
-        """The memory_table of B sequences of T tokens, in MiB."""
+        """Prints the memory table of B sequences of T tokens, in MiB."""
         rows = self.memory(B, T)
         rows.append(("together", sum(size for _, size in rows)))
-        ne.print_table(f"memory of {B} sequences of {T} tokens at a time, {fits} would fit",
+        ne.print_table(f"memory for {B} sequences of {T} tokens at a time ({fits} would fit)",
                        [(name, f"{size / 2**20:10,.0f} MiB") for name, size in rows])
 
     def without_tensor_cores(self):
-        """What of this model's shape keeps them from its products or its attention, in words."""
+        """Explains which parts of this model cannot use tensor cores because of its shape; returns
+        "" if all can, or if there are no tensor cores, or the user does not want them."""
         cfg = self.cfg
         with at_most(self.top):
             if self.dtype != np.uint16 or kernel_path() == "portable":
-                return ""                    # they were not asked for, or are not there
+                return ""
         HD, KV = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim
         sizes = {"n_embd": cfg.n_embd, "n_hidden": cfg.n_hidden, "vocab_size": cfg.vocab_size,
                  "n_head * head_dim": HD, "(n_head + 2 * n_kv_head) * head_dim": HD + 2 * KV}
-        said = [f"portable products, since {name} {n} is no multiple of 8, slower"
+        slow = [f"products, since {name} is {n}, not a multiple of 8"
                 for name, n in sizes.items() if n % 8]
         if cfg.head_dim not in tensor_cores().attention.FAST_HEADS:
-            said.append(f"portable attention for heads of {cfg.head_dim}, slower than for "
-                        f"32, 64 or 128")
+            slow.append(f"attention, since head_dim is {cfg.head_dim}, not 32, 64 or 128")
         if self.window:
-            said.append("portable attention in a window, slower")
+            slow.append("attention, since it has a window")
         if cfg.tie_embeddings and cfg.n_mtp > 1:         # a sum of two products: see matmul_dx
-            said.append("a portable product back from the heads, since wte is one of theirs, "
-                        "slower")
-        return "; ".join(said)
+            slow.append("the gradient of the output heads' input, since one head is tied to wte")
+        return f"not on tensor cores, so slower: {'; '.join(slow)}" if slow else ""
 
     def device(self):
+        """The device and the type, for the first line of a log"""
         note = self.without_tensor_cores()
         name = cuda.get_current_device().name
         return f"{name}, {NAMES[self.dtype]}" + (f", {note}" if note else "")
 
     def norm_of(self, i):
-        """Of the RMSNorm that reads x[i]: that of layer i / 2 before attention (i even) or before
-        SwiGLU, or the last one, before the heads."""
+        """The RMSNorm that reads x[i]: in layer i / 2, the one before attention (i even) or before
+        SwiGLU (i odd); for i = 2 L, the final one, before the output heads"""
         p, g, a, l = self.p, self.g, self.a, i // 2
         if l == self.cfg.n_layer:
             return Norm(p.final_norm, g.final_norm, a.final_rstd)
@@ -1382,7 +1462,7 @@ class Model:
         return Norm(p.mlp_norm[l], g.mlp_norm[l], a.mlp_rstd[l])
 
     def attend(self, l):
-        """att: the heads' outputs of layer l, of y = rmsnorm(x) in a.y"""
+        """Computes a.att, the outputs of layer l's attention heads, from y = rmsnorm(x) in a.y."""
         cfg, a, p, T, k = self.cfg, self.a, self.p, self.shape[1], l % self.kept
         attention, _ = self.attention
         matmul(a.qkv[k], a.y, self.w.qkv[l])
@@ -1395,38 +1475,37 @@ class Model:
         attention(a.att[k], a.lse[k], a.qkv[k], T, cfg.head_dim, self.window)
 
     def gate(self, l):
-        """swiglu: the hidden numbers of layer l, of y = rmsnorm(x) in a.y"""
+        """Computes a.swiglu, the hidden numbers of layer l, from y = rmsnorm(x) in a.y."""
         a, k = self.a, l % self.kept
         matmul(a.gate_up[k], a.y, self.w.gate_up[l])
         swiglu_forward(a.swiglu[k], a.gate_up[k])
 
     def forward(self):
-        """The trajectory a.x[0..2L] of the staged tokens: x[i + 1] = x[i] + f_i(x[i]), two Euler
-        steps a layer.  What the heads read, y = rmsnorm(x[2L]), is in a.y then."""
+        """Computes the trajectory a.x[0..2L] of the staged tokens, and the input of the output
+        heads, rmsnorm(x[2L]), in a.y."""
         cfg, w, a = self.cfg, self.w, self.a
-        y = f = a.y                          # a block reads y = rmsnorm(x); f(x) takes its place
 
-        def euler_step(i):
-            """x[i + 1] = x[i] + f, and y = rmsnorm(x[i + 1])"""
-            norm = self.norm_of(i + 1)
-            residual_rmsnorm_forward(f, a.x[i + 1], norm.rstd, a.state, norm.gain, cfg.norm_eps)
+        def advance(i):
+            norm = self.norm_of(i)
+            step = residual_rmsnorm_forward if i else rmsnorm_forward
+            step(a.y, a.x[i], norm.rstd, a.state, norm.gain, cfg.norm_eps)
+
+        def attention(l):
+            self.attend(l)
+            matmul(a.y, a.att[l % self.kept], w.attn_proj[l])
+
+        def swiglu(l):
+            self.gate(l)
+            matmul(a.y, a.swiglu[l % self.kept], w.down[l])
 
         embedding_forward(a.state, self.tokens, self.p.wte)          # x[0]
-        norm = self.norm_of(0)
-        rmsnorm_forward(y, a.x[0], norm.rstd, a.state, norm.gain, cfg.norm_eps)
-        for l in range(cfg.n_layer):
-            k = l % self.kept
-            self.attend(l)
-            matmul(f, a.att[k], w.attn_proj[l])
-            euler_step(2 * l)                # x + attention(rmsnorm(x))
-            self.gate(l)
-            matmul(f, a.swiglu[k], w.down[l])
-            euler_step(2 * l + 1)            # x + swiglu(rmsnorm(x))
+        trunk(cfg.n_layer, advance, attention, swiglu)
 
     def head_parts(self, P):
-        """The matrices that make the logits of heads 0 to P - 1: lm_head, and wte if it is tied."""
+        """The matrices that compute the logits of heads 0 to P - 1: lm_head, and before it wte, if
+        head 0 is tied to it"""
         (V, C), PV = self.p.wte.shape, P * self.cfg.vocab_size
-        tied = V if self.cfg.tie_embeddings else 0       # columns of logits that wte makes
+        tied = V if self.cfg.tie_embeddings else 0       # columns of logits from wte
         parts = []
         for v0, v1, w, dw in ((0, tied, self.w.wte, self.g.wte),
                               (tied, PV, self.w.lm_head, self.g.lm_head)):
@@ -1436,8 +1515,9 @@ class Model:
         return parts
 
     def output_heads(self, P, training):
-        """Logits, losses and, in training, gradients of output heads 0 to P - 1, a chunk of R rows
-        at a time: d.y = sum_k dlogits_k W_k.  The B T V logits are never in memory at once."""
+        """Computes logits and losses of output heads 0 to P - 1, and in training also the gradients
+        of their weights and d.y = sum_k dlogits_k W_k.  It takes R rows at a time, since the logits
+        of all rows would need too much memory."""
         a, V, parts = self.a, self.cfg.vocab_size, self.head_parts(P)
         BT, R = len(a.y), len(a.logits)
         for r0 in range(0, BT, R):
@@ -1447,7 +1527,7 @@ class Model:
                 matmul(logits[:, part.columns], y, part.w)
             dlogits = cross_entropy(a.nll, logits, self.targets, self.weight, r0, V, self.shape[1])
             if training:
-                for part in parts:           # each but the first adds to dy
+                for part in parts:           # the first one sets dy, the second one adds to it
                     dz = dlogits[:, part.columns]
                     matmul_dx(dy, dz, part.w, add=part.columns.start > 0)
                     matmul_dw(part.dw, dz, y, self.semaphores)
@@ -1455,40 +1535,41 @@ class Model:
             launch(sum_rows_kernel, self.results[:P], a.nll[:P], grid=P, block=256)
 
     def backward(self):
-        """d.x back along the trajectory, and every weight's gradient on the way: g += ...
+        """Walks back along the trajectory, from x[2L] to x[0], and adds the gradients of all
+        weights to g.  d.x is the gradient of the current point.
 
-        The adjoint of x[i + 1] = x[i] + f(x[i]):  d.x is the gradient of x[i + 1] and of f alike,
-        and with what comes back through f it becomes that of x[i]."""
+        The adjoint of x[i + 1] = x[i] + f(x[i]):  the gradient of x[i + 1] is also that of f.
+        Adding to it what comes back through f gives the gradient of x[i]."""
         cfg, p, w, g, a, d = self.cfg, self.p, self.w, self.g, self.a, self.d
         L, T, D = cfg.n_layer, self.shape[1], cfg.head_dim
         _, attend_back = self.attention
         df = d.x
 
         def step_backward(i):
-            """d.x of x[i + 1] becomes that of x[i]; d.y is the gradient of rmsnorm(x[i]).  Returns
-            y = rmsnorm(x[i]), made again in its place."""
+            """d.x, the gradient of x[i + 1], becomes that of x[i]; d.y is the gradient of
+            rmsnorm(x[i]).  Returns y = rmsnorm(x[i]), which overwrites d.y."""
             norm = self.norm_of(i)
             return rmsnorm_backward(d.x, norm.dgain, d.y, d.partial, a.x[i], norm.gain, norm.rstd)
 
-        def made_again(i, inside):
-            """Computes the inside of a block from y = rmsnorm(x[i]) again, unless it was kept."""
+        def recompute(i, inside):
+            """With --recompute, computes the activations inside a block again."""
             if self.kept < L:
                 norm = self.norm_of(i)
                 rmsnorm_again(a.y, a.x[i], norm.gain, norm.rstd)
                 inside(i // 2)
 
-        d.x.gpu_data.memset(0, stream=gpu.stream)        # nothing passes the heads by
-        step_backward(2 * L)                 # d.y is of what they read
+        d.x.gpu_data.memset(0, stream=gpu.stream)        # x[2L] is read by the final norm only
+        step_backward(2 * L)                 # here d.y is the gradient of the output heads' input
         for l in range(L - 1, -1, -1):
             k = l % self.kept
-            made_again(2 * l + 1, self.gate)
+            recompute(2 * l + 1, self.gate)
             matmul_dx(d.swiglu, df, w.down[l])
             matmul_dw(g.down[l], df, a.swiglu[k], self.semaphores)
             dgate_up = swiglu_backward(a.gate_up[k], d.swiglu)
             matmul_dx(d.y, dgate_up, w.gate_up[l])
             y = step_backward(2 * l + 1)
             matmul_dw(g.gate_up[l], dgate_up, y, self.semaphores)
-            made_again(2 * l, self.attend)
+            recompute(2 * l, self.attend)
             matmul_dx(d.att, df, w.attn_proj[l])
             matmul_dw(g.attn_proj[l], df, a.att[k], self.semaphores)
             attend_back(d.qkv, d.delta, d.att, a.att[k], a.lse[k], a.qkv[k], self.cos, self.sin, T,
@@ -1501,28 +1582,29 @@ class Model:
             matmul_dx(d.y, d.qkv, w.qkv[l])
             y = step_backward(2 * l)
             matmul_dw(g.qkv[l], d.qkv, y, self.semaphores)
-        embedding_backward(g.wte, d.x, self.tokens)      # of x[0]
+        embedding_backward(g.wte, d.x, self.tokens)      # d.x is that of x[0]
 
     def queue_gradient(self, outputs):
-        """What a graph records: all launches of `gradient`, for heads 0 to outputs - 1"""
+        """Queues all launches of `gradient` for heads 0 to outputs - 1; a graph records them."""
         self.forward()
         self.output_heads(outputs, training=True)
         self.backward()
 
     def queue_losses(self):
+        """Queues all launches of `losses`."""
         self.forward()
         self.output_heads(1, training=False)
 
     def stage(self, tokens, targets, weight):
-        """tokens (b, T), targets (P, b, T), weight (b, P) to the device, the former through pinned
-        memory; the sequences from b to B have no targets."""
+        """Copies tokens (b, T), targets (P, b, T) and weight (b, P) to the device, and pads them to
+        B sequences."""
         (b, _), (B, T) = tokens.shape, self.shape
-        V = self.cfg.vocab_size              # kernels do not check: they would access other memory
+        V = self.cfg.vocab_size              # kernels do not check ids, and would read elsewhere
         for x in (tokens, targets):
             need(x.max() < V, f"expected token ids below {V}, got {x.max()}")
         need(tokens.min() >= 0, f"expected token ids from 0 on, got {tokens.min()}")
-        gpu.stream.synchronize()             # an earlier copy may still read what is staged
-        staged = self.staged.reshape(-1, B, T)           # tokens, then the targets of each head
+        gpu.stream.synchronize()             # an earlier copy may still read `staged`
+        staged = self.staged.reshape(-1, B, T)           # tokens, then targets of each head
         staged[0, :b] = tokens
         staged[0, b:] = -1                   # padding
         staged[1:, :b] = targets
@@ -1533,8 +1615,8 @@ class Model:
         self.weight.copy_to_device(self.staged_weight, stream=gpu.stream)
 
     def gradient(self, tokens, targets, weight):
-        """Queues g += d(sum_bk weight[b, k] CE_bk)/dp of one micro-batch, and its losses.  Heads
-        after the last one with a nonzero weight are not computed.
+        """Queues g += d(sum_bk weight[b, k] CE_bk)/dp of one micro-batch, and its losses.  Output
+        heads after the last one with a nonzero weight are not computed.
 
         tokens (B, T), targets (P, B, T), weight (B, P), or (P,) for every sequence"""
         outputs = self.outputs_with(weight)
@@ -1544,12 +1626,14 @@ class Model:
             self.gradient_graphs[outputs](functools.partial(self.queue_gradient, outputs))
 
     def update(self, hyper):
-        """Clips, AdamW, zero gradients; hyper: nanoeuler.Hyper.  Returns (summed CE of each head
-        since the last update, |g| before clipping); waits for the device.  Heads without a weight
-        since the last update stay as they are."""
-        need(not hyper.muon_lr, f"muon_lr is {hyper.muon_lr:g}, and the GPU has AdamW only: train "
-             f"with Muon on the CPU: {ON_CPU} train")
-        self.staged_hyper[:] = hyper         # it must live until the driver has read it
+        """Clips the gradients, takes an AdamW step, and sets the gradients to zero.  Output heads
+        whose weights were all zero since the last update are not updated.
+
+        hyper: nanoeuler.Hyper     Waits for the device, and returns (cross-entropy of each head,
+        summed since the last update, and |g| before clipping)."""
+        need(not hyper.muon_lr, f"muon_lr is {hyper.muon_lr:g}, but the GPU has AdamW only; to "
+             f"train with Muon, use the CPU: {ON_CPU} train")
+        self.staged_hyper[:] = hyper         # the driver reads this buffer later
         self.hyper.copy_to_device(self.staged_hyper, stream=gpu.stream)
         graph = self.updates.setdefault(frozenset(self.weighted_heads), Graph())
         graph(self.queue_update)
@@ -1559,25 +1643,27 @@ class Model:
         return results[:-1], float(results[-1])
 
     def queue_update(self):
-        launch(square_sums_kernel, self.partial, self.g_flat, grid=SUMS, block=256)
+        """Queues all launches of `update`."""
+        square_sums(self.partial, self.g_flat)
         for x in self.without_heads_off(slice(0, self.flat.size)):
-            buffers = (view(y, x.start, (x.stop - x.start,)) for y in (
-                self.flat, self.copies, self.g_flat, self.m, self.v))
-            adamw_update(*buffers, self.n_decay - x.start, self.hyper, self.partial, self.results)
+            entries = Entries(*(view(y, x.start, (x.stop - x.start,)) for y in (
+                self.flat, self.copies, self.g_flat, self.m, self.v)))
+            adamw(entries, self.n_decay - x.start, self.hyper, self.partial, self.results)
 
     def losses(self, tokens, targets):
-        """CE of head 0 of each sequence, nats, float64 (B,).     tokens, targets (B, T)"""
+        """The cross-entropy of head 0, in nats, summed over the tokens of each sequence: (B,)
+        float64     tokens, targets (B, T)"""
         n, T = tokens.shape
         sums = []
         if self.shape and self.shape[1] == T:
-            most = self.shape[0]             # as the memory is that there is
+            most = self.shape[0]             # the buffers that exist
         else:
             most = max(1, self.fitting(T))
         self.prepare(min(n, most), T)
         B, _ = self.shape
         for b in range(0, n, B):
             x = tokens[b:b + B]
-            y = np.full((self.cfg.n_mtp, *x.shape), -1, np.int32)    # head 0's only
+            y = np.full((self.cfg.n_mtp, *x.shape), -1, np.int32)    # targets for head 0 only
             y[0] = targets[b:b + B]
             self.stage(x, y, 0)
             with at_most(self.top, self.maps):
@@ -1587,7 +1673,7 @@ class Model:
         return np.concatenate(sums)
 
     def buffers(self):
-        """(parameters, m, v) on the host, float32: what a checkpoint holds."""
+        """(parameters, m, v) on the host, float32, as a checkpoint stores them"""
         return [to_host(x).astype(np.float32, copy=False) for x in (self.flat, self.m, self.v)]
 
     first_bad_tensor = ne.Model.first_bad_tensor
@@ -1595,12 +1681,13 @@ class Model:
 
     @staticmethod
     def host(x):
+        """A copy of x on the host; bfloat16 becomes float32"""
         return from_bf16(to_host(x))
 
     def decoder(self):
-        """Of a copy: the next update must not change what it says.  Matrices are those that the
-        products of training read."""
-        n = self.n_decay                     # of all matrices, which come first
+        """A decoder with a copy of the parameters, so that the next update does not change them.
+        Its matrices have the type of training: bfloat16, if that is the model's."""
+        n = self.n_decay                     # size of all matrices, which come first
         sources = view(self.copies, 0, (n,)), view(self.flat, n, (self.flat.size - n,))
         matrices, gains = (new(x.shape, x.dtype) for x in sources)
         for to, source in zip((matrices, gains), sources):
@@ -1609,14 +1696,15 @@ class Model:
             return Decoder.of(self.cfg, matrices, gains)
 
 # ==== 6 Optimizer ====
-SUMS = 512                                   # partial sums of |g|^2: fixed, so their order is
+NORM_PARTS = 512                             # partial sums of |g|^2; fixed, as GAIN_PARTS
 
 @cuda_kernel
 def square_sums_kernel(partial, g):
-    """partial[i] = sum of squares of what block i strides over; float64     grid SUMS, block 256"""
+    """partial[i] = sum of the squares over which block i strides, in float64
+    grid NORM_PARTS, block 256"""
     s = 0.0
     for i in range(cuda.grid(1), g.size, cuda.gridsize(1)):
-        x = types.float64(g[i])              # before it is squared: 2e19 squared is no float32
+        x = types.float64(g[i])              # first, since 2e19 squared overflows float32
         s += x * x
     s = block_sum(s)
     if cuda.threadIdx.x == 0:
@@ -1627,14 +1715,16 @@ def adamw_kernel(W):
     load, store = vector(W)
 
     @cuda_kernel
-    def step(p, w, g, m, v, n_decay, hyper, partial, results):
-        """As nanoeuler.adamw, W entries a thread, striding; results[-1] = |g|.  All that changes
-        from step to step is read from device memory: hyper, float64, the fields of nanoeuler.Hyper
-        in their order, of which AdamW has the first eight.  w: p for the matmuls."""
+    def update(p, w, g, m, v, n_decay, hyper, partial, results):
+        """nanoeuler.adamw, W entries per thread, striding.  Also w = p, rounded to the type of w,
+        and results[-1] = |g|, from its partial sums of squares.
+
+        hyper: float64 in device memory, since a graph cannot change arguments: the fields of
+        nanoeuler.Hyper in their order.  AdamW uses the first eight."""
         total, dtype = 0.0, p.dtype.type
         for i in range(cuda.threadIdx.x, partial.size, 256):
             total += partial[i]
-        norm = math.sqrt(block_sum(total))         # every block for itself
+        norm = math.sqrt(block_sum(total))   # every block computes it for itself
         if cuda.grid(1) == 0:
             results[results.size - 1] = norm
         if not math.isfinite(norm):
@@ -1653,7 +1743,8 @@ def adamw_kernel(W):
             for j in range(W):
                 x = gi[j] * scale
                 keep = keep_of_matrices if i + j < n_decay else one
-                # in one statement: in two, the compiler fuses others of these products and sums
+                # In one statement: in two, the compiler would round at other places, since it
+                # would fuse other products and sums
                 mi[j], vi[j] = old1 * mi[j] + new1 * x, old2 * vi[j] + new2 * x * x
                 gi[j] = dtype(0)
                 pi[j] = keep * pi[j] - rate * mi[j] / (math.sqrt(vi[j]) * unbias + eps)
@@ -1662,26 +1753,33 @@ def adamw_kernel(W):
             store(m, i, mi)
             store(v, i, vi)
             store(g, i, gi)
-    return step
+    return update
 
-def adamw(p, w, g, m, v, n_decay, hyper, partial, results):
-    """Clips, updates, sets g to zero; |g| goes to results[-1]; not finite, nothing is touched."""
-    launch(square_sums_kernel, partial, g, grid=SUMS, block=256)
-    adamw_update(p, w, g, m, v, n_decay, hyper, partial, results)
+# Of a stretch of the parameters: master weights, the operands of products, gradients, moments
+Entries = namedtuple("Entries", "p w g m v")
 
-def adamw_update(p, w, g, m, v, n_decay, hyper, partial, results):
-    """The same of a part of the parameters; partial: the sums of squares of all gradients.
-    n_decay: how many of the first entries decay; may be negative"""
+def square_sums(partial, g):
+    """partial (NORM_PARTS,) = sums of squares of parts of g, which add up to |g|^2"""
+    launch(square_sums_kernel, partial, g, grid=NORM_PARTS, block=256)
+
+def adamw(entries, n_decay, hyper, partial, results):
+    """Clips the gradients, takes a step of AdamW, sets the gradients to zero, and stores |g| in
+    results[-1].  If |g| is not finite, nothing else changes.
+
+    entries: Entries, flat     n_decay: the first n_decay of them decay; none if it is negative
+    partial: square_sums of all gradients, also of those that are not in entries"""
+    p = entries.p
     address, n_decay = int(p.gpu_data.device_pointer), min(max(0, n_decay), p.size)
-    kernel = adamw_kernel(4 if p.size % 4 == address % 16 == 0 else 1)
-    launch(kernel, p, w, g, m, v, n_decay, hyper, partial, results, grid=1024, block=256)
+    update = adamw_kernel(4 if p.size % 4 == address % 16 == 0 else 1)
+    launch(update, *entries, n_decay, hyper, partial, results, grid=1024, block=256)
 
 # ==== 9 Inference ====
 @cuda_kernel
 def matvec_kernel(y, w, x):
-    """y[n] = sum_k w[n, k] x[k]     one warp per n     grid N / ROWS"""
+    """y[n] = sum_k w[n, k] x[k]     one warp per n     grid N / ROW_WARPS, block (32, ROW_WARPS)"""
     N, K = w.shape
-    lane, n, s = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y, ctype(x).type(0)
+    lane, n = cuda.threadIdx.x, cuda.blockIdx.x * ROW_WARPS + cuda.threadIdx.y
+    s = ctype(x).type(0)
     if n < N:
         for k in range(lane, K, WARP):
             s += value(w[n, k]) * value(x[k])
@@ -1690,12 +1788,13 @@ def matvec_kernel(y, w, x):
             y[n] = s
 
 def matvec(y, w, x):
-    launch(matvec_kernel, y, w, x, grid=cdiv(len(w), ROWS), block=(WARP, ROWS))
+    """y = w x     y (N,), w (N, K), x (K,)"""
+    launch(matvec_kernel, y, w, x, grid=cdiv(len(w), ROW_WARPS), block=(WARP, ROW_WARPS))
 
 @cuda_kernel
 def rope_cache_kernel(qkv, kc, vc, cos, sin, at, H):
-    """Turns q and k of one row to position at[1], and appends k and v to the cache.
-    qkv (QKV,), kc, vc (G, T, D), at = (token, position)     grid H + 2 G, 32 threads"""
+    """RoPE of q and k of one token at position at[1]; appends its k and v to the KV cache.
+    qkv (QKV,), kc, vc (G, T, D), at = (token, position)     grid H + 2 G, one warp each"""
     h, half, t, G = cuda.blockIdx.x, cos.shape[1], at[1], kc.shape[0]
     for i in range(cuda.threadIdx.x, half, cuda.blockDim.x):
         u, v = qkv[2 * h * half + i], qkv[(2 * h + 1) * half + i]
@@ -1711,28 +1810,29 @@ def rope_cache_kernel(qkv, kc, vc, cos, sin, at, H):
 
 @cuda_kernel
 def attention_decode_kernel(o, qkv, kc, vc, scores, at, window, scale):
-    """One query row against the last `window` tokens of the cache.     one block of 256 threads per
-    head     o (HD,), qkv (QKV,), kc, vc (G, T, D), scores (H, T) scratch
-    The cache is no ring, as that of nanoeuler.Decoder is: it keeps the tokens before the window."""
+    """Attention of one token to the last `window` tokens in the KV cache.
+    o (HD,), qkv (QKV,), kc, vc (G, T, D), scores (H, T) scratch
+    One block of 256 threads per head.
+    Unlike the ring of nanoeuler.Decoder, this cache also keeps the tokens before the window."""
     h, x, n, D = cuda.blockIdx.x, cuda.threadIdx.x, at[1] + 1, kc.shape[2]
     first = max(0, n - window)
     g, row = h * kc.shape[0] // cuda.gridDim.x, scores[h]
     m, l = -ctype(o).type(math.inf), ctype(o).type(0)
-    for t in range(first + x // WARP, n, ROWS):      # a warp per key
+    for t in range(first + x // WARP, n, 8):         # one of the 8 warps per key
         s = ctype(o).type(0)
         for i in range(x % WARP, D, WARP):
             s += qkv[h * D + i] * kc[g, t, i]
         s = warp_sum(s) * scale
         if x % WARP == 0:
             row[t] = s
-    cuda.syncthreads()                       # all scores are there
+    cuda.syncthreads()                       # all scores are stored
     for t in range(first + x, n, 256):
         m = max(m, row[t])
     m = block_max(m)
     for t in range(first + x, n, 256):
         row[t] = exp(row[t] - m)
         l += row[t]
-    l = block_sum(l)                   # its barriers: all weights are there
+    l = block_sum(l)                         # it has barriers: all weights are stored
     for i in range(x, D, 256):
         s = ctype(o).type(0)
         for t in range(first, n):
@@ -1740,17 +1840,17 @@ def attention_decode_kernel(o, qkv, kc, vc, scores, at, window, scale):
         o[h * D + i] = s / l
 
 class Decoder(ne.Decoder):
-    """nanoeuler.Decoder with its cache on the device.  A token is one graph, and a step is computed
-    row by row.
+    """nanoeuler.Decoder with its KV cache on the device.  It computes the rows of a step one by
+    one, with one graph launch per token.
 
-    If the matrices are to be bfloat16, and the tensor cores take a model of this shape, `Decoder`
-    makes a decoder of tensor_cores/steps.py instead, whose steps are faster."""
-    wide = draws = False
+    For bfloat16 matrices, `Decoder(..)` returns the faster decoder of tensor_cores/steps.py, if
+    tensor cores support a model of this shape."""
+    rows_are_cheap = draws = False
     formats, fastest = ("f32", "bf16"), "f32"
 
     @staticmethod
     def ready():
-        """A kernel is compiled when it is first launched."""
+        """Nothing to do: kernels are compiled when they are first launched."""
 
     def __new__(cls, cfg, flat=None, weights="f32", slots=1, length=0):
         open_device()
@@ -1759,15 +1859,15 @@ class Decoder(ne.Decoder):
         return object.__new__(cls)
 
     def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
-        """flat: the parameters, on the host, or, if they stay f32, on the device; or the Params of
-        an open checkpoint     weights: f32, bf16, or "" for the faster of them"""
+        """flat: the parameters, as an array on the host, as Params of an open checkpoint, or, with
+        f32 weights, as an array on the device     weights: f32, bf16, or "" for the faster one"""
         flat = ne.flat_of(cfg, flat)
         need(weights in ("", "f32", "bf16"),
-             f"--weights is {weights}, expected f32 or bf16 on the GPU")
+             f"--weights is {weights}; on the GPU, expected f32 or bf16")
         self.begin(cfg, slots, length)
         self.kept_as = weights or self.fastest
         shapes = [shape for _, shape, *_ in ne.param_table(cfg)]
-        n = sum(map(math.prod, shapes[ne.MATRICES]))     # they come first
+        n = sum(map(math.prod, shapes[ne.MATRICES]))     # matrices come first
         matrices, gains = flat[:n], flat[n:]
         if self.kept_as == "bf16":
             matrices = to_bf16(matrices)
@@ -1777,7 +1877,7 @@ class Decoder(ne.Decoder):
 
     @classmethod
     def of(cls, cfg, matrices, gains):
-        """Of parameters that are on the device, in two parts"""
+        """A decoder whose parameters are on the device already, in two flat arrays"""
         kept_as = "bf16" if matrices.dtype == np.uint16 else "f32"
         decoder = cls.__new__(cls, cfg, weights=kept_as)
         decoder.begin(cfg, 1, 0)
@@ -1786,7 +1886,7 @@ class Decoder(ne.Decoder):
         return decoder
 
     def take(self, matrices, gains):
-        """Both on the device: the parameters in two parts, in the order of param_table"""
+        """Uses these parameters, two flat arrays on the device in the order of param_table."""
         shapes = [shape for _, shape, *_ in ne.param_table(self.cfg)]
         self.weights = ne.Params(*ne.slices(matrices, shapes[ne.MATRICES]),
                                  *ne.slices(gains, shapes[ne.VECTORS]))
@@ -1794,12 +1894,12 @@ class Decoder(ne.Decoder):
 
     def begin(self, cfg, slots, length):
         super().begin(cfg, slots, length)
-        self.heads = 0                       # drafts would not be read any faster
+        self.heads = 0                       # no drafts: rows are read one by one anyway
 
     def allocate(self):
-        """The caches, and the activations of one token"""
+        """Allocates the KV caches, and the activations of one token."""
         if self.weights.wte.dtype == np.uint16:
-            print(f"note: generation row by row, which is slower: {rows_refused(self.cfg)}",
+            print(f"note: without tensor cores, generation is slower: {rows_refused(self.cfg)}",
                   file=sys.stderr)
         cfg, self.p, dtype = self.cfg, self.weights, self.weights.final_norm.dtype
         T, C, H, D, F = self.length, cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.n_hidden
@@ -1813,8 +1913,9 @@ class Decoder(ne.Decoder):
         self.use(0)
         self.scores = buffer(H, T)
         self.x, self.y = buffer(1, C), buffer(1, C)
-        self.saved, self.rstd = buffer(1, C), buffer(1)   # which nobody reads
-        self.qk, self.qk_rstd = (buffer(1, (H + cfg.n_kv_head) * n) for n in (D, 1))     # nor these
+        # For the backward pass, and unused here
+        self.saved, self.rstd = buffer(1, C), buffer(1)
+        self.qk, self.qk_rstd = (buffer(1, (H + cfg.n_kv_head) * n) for n in (D, 1))
         self.qkv, self.att = buffer((H + 2 * cfg.n_kv_head) * D), buffer(H * D)
         self.gate_up, self.swiglu = buffer(1, 2 * F), buffer(1, F)
         self.device_logits = buffer(cfg.vocab_size)
@@ -1825,12 +1926,12 @@ class Decoder(ne.Decoder):
 
     def copy(self, source, slot, n):
         for to, of in zip(self.slots[slot][:2], self.slots[source][:2]):
-            to.copy_to_device(of, stream=gpu.stream)     # whole: that takes no longer
+            to.copy_to_device(of, stream=gpu.stream)     # all of it, which is as fast
         self.texts[slot] = self.texts[source][:n]
         return n
 
     def compute(self, rows):
-        """nanoeuler.Decoder's, row by row"""
+        """Computes a step row by row; returns the logits of the rows that request them."""
         wanted, found = {*rows.wanted.tolist()}, []
         for r, (token, slot, position) in enumerate(zip(*map(np.ndarray.tolist, rows[:3]))):
             self.use(slot)
@@ -1843,22 +1944,17 @@ class Decoder(ne.Decoder):
         return np.zeros((0, self.cfg.vocab_size), np.float32)
 
     def queue(self):
-        """One token through the network: nanoeuler.decode_step."""
+        """Queues one token through the network, as nanoeuler.decode_step."""
         cfg, p, at, x, y = self.cfg, self.p, self.at, self.x, self.y
-
-        f, unread = y, (self.saved, self.rstd)           # y = rmsnorm(x), then f(x): as `forward`
-        gains = [*(p.attn_norm[l] for l in range(cfg.n_layer)), p.final_norm]
 
         def flat(t):
             return view(t, 0, (t.size,))
 
-        def euler_step(gain):
-            """x += f, y = rmsnorm(x)"""
-            residual_rmsnorm_forward(f, *unread, x, gain, cfg.norm_eps)
+        def advance(i):
+            step = residual_rmsnorm_forward if i else rmsnorm_forward
+            step(y, self.saved, self.rstd, x, gain_of(p, i), cfg.norm_eps)
 
-        embedding_forward(x, at, p.wte)      # (1, C): only the first of at is a token
-        rmsnorm_forward(y, *unread, x, gains[0], cfg.norm_eps)
-        for l in range(cfg.n_layer):
+        def attention(l):
             matvec(self.qkv, p.qkv[l], flat(y))
             row = view(self.qkv, 0, (1, self.qkv.size))
             if cfg.qkv_bias:
@@ -1871,62 +1967,75 @@ class Decoder(ne.Decoder):
             launch(attention_decode_kernel, self.att, self.qkv, self.kc[l], self.vc[l],
                    self.scores, at, self.window, number(x, 1 / math.sqrt(cfg.head_dim)),
                    grid=cfg.n_head, block=256)
-            matvec(flat(f), p.attn_proj[l], self.att)
-            euler_step(p.mlp_norm[l])
+            matvec(flat(y), p.attn_proj[l], self.att)
+
+        def swiglu(l):
             matvec(flat(self.gate_up), p.gate_up[l], flat(y))
             swiglu_forward(self.swiglu, self.gate_up)
-            matvec(flat(f), p.down[l], flat(self.swiglu))
-            euler_step(gains[l + 1])
+            matvec(flat(y), p.down[l], flat(self.swiglu))
+
+        embedding_forward(x, at, p.wte)      # x (1, C) has one row: it reads only the token of `at`
+        trunk(cfg.n_layer, advance, attention, swiglu)
         head = p.wte if cfg.tie_embeddings else p.lm_head[0]
         matvec(self.device_logits, head, flat(y))
 
     def decode(self, token, position):
+        """Returns the logits (V,) after this token of the slot in use."""
         at = np.array([token, position], np.int32)
         self.at.copy_to_device(at, stream=gpu.stream)
         self.graph(self.queue)
         return to_host(self.device_logits)
 
+def gain_of(p, i):
+    """The gain of the RMSNorm that reads x[i]: see Model.norm_of"""
+    l = i // 2
+    if l == len(p.attn_norm):
+        return p.final_norm
+    return p.mlp_norm[l] if i % 2 else p.attn_norm[l]
+
 def rows_refused(cfg):
-    """Why the tensor cores cannot decode a model of this shape in bfloat16, or "" """
+    """Returns why tensor cores cannot decode a model of this shape in bfloat16, or "" """
     if kernel_path() == "portable":
-        return "the kernel path is portable, or the GPU older than capability 8.0"
+        return "--matmul is portable, or the GPU is older than capability 8.0"
     return tensor_cores().steps.refused(cfg)
 
 # ==== 10 Self-tests ====
-# The unit roundoff u of a type is the largest relative error of one rounding to the nearest.
+# The unit roundoff u of a type is the largest relative error of rounding a number to that type.
 ROUNDOFF = {"bf16": 2.0 ** -8, "f32": 2.0 ** -24, "f64": 2.0 ** -53}
 
-# The most that an output may differ from the CPU's in float64, in roundoffs u of the type in which
-# it is stored:
-# (the error's norm over the output's norm, the largest error over the largest entry).
+# The bounds of the self-tests.  An output may differ by this much from the CPU's, which is computed
+# in float64.  Both numbers count roundoffs u of the type in which the output is stored:
+# (the norm of the error over the norm of the output, the largest error over the largest entry).
 #
-# bf16  The inputs are numbers that bfloat16 holds, sums are float32, and an output is rounded once:
-#       no entry is further off than 1 u of itself, so neither number exceeds 1.  Attention rounds
-#       P and dS too, and its backward pass is given O rounded; these errors are independent, and a
-#       rounding is 0.42 u in the mean (uniform over an interval of 2 u / mantissa, the mantissa
-#       log-uniform in [1, 2)): three give sqrt(3) * 0.42 = 0.74 u.
-# f32   The error of a sum of n terms of random sign walks at random, to a part of sqrt(n) u
-#       (Higham 2002, 2.8 and 4.2); the longest but dW's has n = 2,056, sqrt(n) = 45.  An
-#       exponential is off by 2^-22 = 4 u itself.
-# f64   The same, of both sides.  Matrix products of these inputs are exact.
-# dW    is stored as float32 in a run of bfloat16 too.  17,100 terms, sqrt(n) = 131, and tensor
-#       cores cut off where others round.
+# bf16  The inputs are exact in bfloat16, sums are in float32, and an output is rounded once.  So
+#       the error of an entry is at most 1 u of that entry, and neither number exceeds 1.  Attention
+#       also rounds P and dS, and its backward pass reads a rounded O.  These three errors are
+#       independent.  The root mean square of one is 0.42 u, since it is uniform over an interval of
+#       2 u / mantissa, and mantissas are log-uniform in [1, 2).  Together: sqrt(3) 0.42 = 0.74 u.
+# f32   The error of a sum of n terms with random signs grows like a random walk, to a fraction of
+#       sqrt(n) u (Higham 2002, 2.8 and 4.2).  The longest sum except for dW has n = 2,056 terms,
+#       sqrt(n) = 45.  An exponential has an error of 2^-22 = 4 u by itself.
+# f64   As f32, for both sides.  Matrix products of these inputs are exact.
+# dW    is stored in float32, in a run of bfloat16 as well.  It has 17,100 terms, sqrt(n) = 131, and
+#       tensor cores truncate where other units round.
 #
-# Measured on an H100 and an H200, the worst of all kernels: bf16 0.7 and 0.8, f32 8 and 49, f64 11
-# and 19, dW 50 and 57.  A zeroed row of the product with 17,100 rows is 1.9 and more than 10 of
-# bf16, a hole of 8 x 8 in the largest dW is 80,000 of f32 by its norm.
+# The largest errors of all kernels, measured on an H100 and an H200: bf16 0.7 and 0.8, f32 8 and
+# 49,
+# f64 11 and 19, dW 50 and 57.  For comparison: a zeroed row of the product with 17,100 rows gives
+# 1.9
+# and over 10 in bf16; an 8 x 8 hole in the largest dW gives a norm of 80,000 in f32.
 BOUNDS = {"bf16": (1.25, 1.5), "f32": (24, 96), "f64": (32, 64)}
 BOUNDS_DW = (128, 192)
-BOUNDS_ROWS = (320, 480)                     # x in 17 bits: NumPy, rounding alike, is at 160, 170
-BOUNDS_PROMPT = (4, 5)                       # those in bf16: NumPy, rounding alike, is at 2, 2.5
+BOUNDS_ROWS = (320, 480)                     # x has 17 bits: NumPy with these roundings: 160, 170
+BOUNDS_PROMPT = (4, 5)                       # in bf16: NumPy with the same roundings: 2, 2.5
 
 def relative_error(x, y):
-    """|x - y| / |y|; the error itself where y is zero."""
+    """|x - y| / |y|, or |x - y| if y is zero"""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     return float(np.linalg.norm(x - y) / (np.linalg.norm(y) or 1.0))
 
 def largest_error(x, y):
-    """max |x - y| / max |y|, which sees what is lost in the norm: a row, a corner, an entry."""
+    """max |x - y| / max |y|, which shows a wrong row or entry that hardly changes the norm"""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     return float(np.abs(x - y).max(initial=0) / (np.abs(y).max(initial=0) or 1.0))
 
@@ -1934,7 +2043,7 @@ def errors(x, y):
     return relative_error(x, y), largest_error(x, y)
 
 def bounds(name, kind):
-    """The largest allowed errors() of an output of kernel `name` that is stored as `kind`"""
+    """The largest errors() that an output of kernel `name` may have when it is stored as `kind`"""
     roundoffs = BOUNDS[kind]
     if name.startswith("matmul_dw") and kind == "f32":
         roundoffs = BOUNDS_DW
@@ -1945,56 +2054,85 @@ def bounds(name, kind):
     return [ROUNDOFF[kind] * n for n in roundoffs]
 
 def fault(name, dtype, x, y):
-    """Why x, of a run in dtype, is not the output y that kernel `name` should make; or ""."""
+    """Compares the output x of kernel `name`, in a run of this dtype, with the expected y.  Returns
+    "" if it is within its bounds, or a line that says how far off it is."""
     kind = "f32" if dtype == "bf16" and isinstance(y, Sum) else dtype
     found, most = errors(x, y), bounds(name, kind)
-    if all(error <= bound for error, bound in zip(found, most)):         # false for a NaN
+    if all(error <= bound for error, bound in zip(found, most)):         # false if one is NaN
         return ""
     return (f"{NAMES[DTYPES[kind]]} {np.shape(y)}: errors {found[0]:.1e} {found[1]:.1e}, "
             f"at most {most[0]:.1e} {most[1]:.1e}")
 
-def self_tests(quick=False):
-    """Every kernel against its twin in nanoeuler.py, over shapes that bite; each run twice, to the
-    bit.  One line a kernel: the worst errors of all its shapes.  Returns the exit code."""
+def self_tests(quick=False, jobs=1):
+    """Compares every kernel with its function in nanoeuler.py, for shapes at and beyond the edges
+    of tiles.  Each case runs twice and must give the same bits.  Prints one line per kernel, with
+    the largest errors of all its shapes.  Returns the exit code.
+
+    jobs: number of processes; 0: one per CPU core, at most 8, as far as the GPU's memory allows.
+    Most of the time is spent compiling kernels, and every process compiles those of its cases."""
+    tests = op_tests(quick)
+    names = [(name, i) for name, cases in tests.items() for i in range(len(cases))]
+    jobs = jobs or min(8, os.cpu_count() or 1, 1 + free_bytes() // (2 << 30))
+    if jobs == 1:
+        results = (run_case(name, *tests[name][i]) for name, i in names)
+    else:
+        # The last ones first, since those of tensor_cores take longest
+        results = in_processes(run_case_of, [(quick, *x) for x in names], jobs, open_device)
     print("|gpu - cpu| / |cpu| of an output, and of its largest entries\n\n"
           f"{'kernel':<24}shapes" + "".join(f"{NAMES[d]:>19}" for d in DTYPES.values()))
     failed = []
-    for name, cases in op_tests(quick).items():
+    for name, cases in tests.items():
         worst, faults = {}, []
-        for expected, run, dtypes in cases:
-            for dtype in filter(has, dtypes):
-                first, second = run(dtype), run(dtype)
-                for x, again, y in zip(first, second, expected, strict=True):
-                    found = np.maximum(worst.get(dtype, 0), errors(x, y))    # a NaN stays a NaN
-                    worst[dtype] = found
-                    if not np.array_equal(x, again, equal_nan=True):
-                        faults.append("two runs differ")
-                    if said := fault(name, dtype, x, y):
-                        faults.append(said)
+        for largest, lines in itertools.islice(results, len(cases)):
+            faults += lines
+            for dtype, pair in largest.items():
+                worst[dtype] = np.maximum(worst.get(dtype, 0), pair)         # a NaN stays a NaN
         columns = ["{:11.1e}{:8.1e}".format(*worst[d]) if d in worst else " " * 19 for d in DTYPES]
         print(f"{name:<24}{len(cases):>6}{''.join(columns)}   {'FAILED' if faults else 'ok'}",
               flush=True)
-        for said in dict.fromkeys(faults):   # each once
-            print(f"    {said}", flush=True)
+        for line in dict.fromkeys(faults):   # each once
+            print(f"    {line}", flush=True)
         if faults:
             failed.append(name)
     print(f">>> {len(failed)} kernels FAILED: {', '.join(failed)}" if failed else
-          ">>> kernels OK (every run twice, with equal bits)")
+          ">>> kernels OK (every case twice, bit-identical)")
     return 1 if failed else 0
 
+def run_case(name, expected, run, dtypes):
+    """Runs a case of kernel `name` twice in each type.  Returns ({dtype: largest errors()}, lines
+    that say what is wrong)."""
+    worst, faults = {}, []
+    for dtype in filter(has, dtypes):
+        first, second = run(dtype), run(dtype)
+        for x, again, y in zip(first, second, expected, strict=True):
+            worst[dtype] = np.maximum(worst.get(dtype, 0), errors(x, y))
+            if not np.array_equal(x, again, equal_nan=True):
+                faults.append("two runs differ")
+            if line := fault(name, dtype, x, y):
+                faults.append(line)
+    return worst, faults
+
+@functools.cache
+def tests_of_process(quick):
+    return op_tests(quick)
+
+def run_case_of(quick, name, i):
+    """run_case of case i of kernel `name`, for a process that is started to run cases"""
+    return run_case(name, *tests_of_process(quick)[name][i])
+
 class Sum(np.ndarray):
-    """A test's array that is never stored as bfloat16: sums, gains, gradients of weights."""
+    """A test's array that is never stored in bfloat16: sums, gains, gradients of weights"""
 
 def as_sum(x):
     return np.asarray(x).view(Sum)
 
 def nearest_bf16(x):
-    """The nearest numbers that bfloat16 holds, as float64."""
+    """x rounded to bfloat16, as float64"""
     return from_bf16(to_bf16(x)).astype(np.float64)
 
 def on_device(function, outputs, inputs, top, dtype):
-    """What function(*outputs, *inputs) makes of the outputs on the device, floating arrays in the
-    type of the run, `top` the highest kernel path."""
+    """Runs function(*outputs, *inputs) on the device, with floating-point arrays in this type and
+    `top` as the fastest kernel path.  Returns the outputs."""
     def put(x):
         if not isinstance(x, np.ndarray):
             return x
@@ -2003,12 +2141,13 @@ def on_device(function, outputs, inputs, top, dtype):
         return to_device(x, computing(DTYPES[dtype]) if x.dtype == np.float64 else None)
     arrays = [put(x) for x in (*outputs, *inputs)]
     with at_most(top):
-        function(*arrays)                    # which queues kernels: the arrays must live on
+        function(*arrays)                    # it queues kernels, so `arrays` must stay alive
         return [from_bf16(to_host(x)) for x in arrays[:len(outputs)]]
 
 class OpTests:
-    """name -> [(expected arrays, float64; function of a dtype that returns the device's arrays; the
-    dtypes)]     Inputs are numbers that bfloat16 holds: its errors are those of the kernels."""
+    """The cases of each kernel, by name: [(expected outputs in float64, function of a dtype that
+    returns the device's outputs, dtypes)].  Inputs are exact in bfloat16, so that all errors come
+    from the kernels."""
 
     def __init__(self):
         self.rng, self.tests = np.random.default_rng(1), {}
@@ -2017,9 +2156,11 @@ class OpTests:
         return nearest_bf16(self.rng.standard_normal(shape))
 
     def add(self, function, outputs, inputs, twin=None, name=None, dtypes=tuple(DTYPES)):
-        """function(*outputs, *inputs) should make of the outputs what its twin does, by default the
-        function of its name in nanoeuler.py, or the arrays given.  Where wgmma is, `mma` below it
-        as well."""
+        """Adds a case: function(*outputs, *inputs) must change its outputs as `twin` does.
+
+        twin: a function, by default the one of the same name in nanoeuler.py, or the expected
+        arrays
+        On Hopper, matmul and attention are also tested on the path `mma`."""
         name, expected = name or function.__name__, twin
         if not isinstance(twin, list):
             expected = [np.array(x) for x in outputs]
@@ -2036,7 +2177,8 @@ class OpTests:
             self.tests.setdefault(run_name, []).append((expected, run, run_dtypes))
 
 def op_tests(quick):
-    """The tests of all ops, in the order of their sections: see OpTests."""
+    """The cases of all ops, in the order of their sections: see OpTests.
+    quick: without the largest shapes"""
     ops = OpTests()
     add_matmul_tests(ops, quick)
     add_embedding_tests(ops)
@@ -2053,7 +2195,9 @@ def op_tests(quick):
     return ops.tests
 
 def add_matmul_tests(ops, quick):
-    # the last three for tensor cores: edges; more tiles than blocks, and dW in parts; depth
+    # The last three are for tensor cores: edges of tiles; more tiles than blocks, and dW in parts;
+    # a
+    # long sum
     for M, N, K in ((1, 1, 1), (5, 7, 3), (128, 128, 16), (129, 130, 17), (300, 257, 100),
                     (304, 264, 104), (17100, 8, 8), (1000, 1288, 2056)):
         if quick and M * N * K > 1 << 24:
@@ -2064,7 +2208,7 @@ def add_matmul_tests(ops, quick):
         if M * N * K < 1 << 24:
             ops.add(functools.partial(matmul_dx, add=True), [x], [dy, w], [x + dy @ w],
                     "matmul_dx, added")
-        semaphores = np.zeros(SEMAPHORES, np.uint32)     # and zeros they must be again
+        semaphores = np.zeros(SEMAPHORES, np.uint32)     # must be zeros afterwards, too
         ops.add(matmul_dw_test, [as_sum(dw), semaphores], [dy, x], [dw + dy.T @ x, semaphores],
                 "matmul_dw")
 
@@ -2090,14 +2234,14 @@ def add_rmsnorm_tests(ops):
         ne.gain_gradient(dgain, dy, x, rstd, 0)
         dgain += dw
         ops.add(rmsnorm_backward, [dnext, as_sum(dw), dy],
-                [as_sum(np.zeros((PARTS, C))), x, as_sum(w), as_sum(rstd)], [dx, dgain, y])
+                [as_sum(np.zeros((GAIN_PARTS, C))), x, as_sum(w), as_sum(rstd)], [dx, dgain, y])
 
 def add_rope_and_attention_tests(ops):
-    windows = itertools.cycle([1, 9, 64, 150])           # one a shape: each compiles its kernels
+    windows = itertools.cycle([1, 9, 64, 150])           # one per shape, since each is compiled
     for B, T, H, G, D in ((1, 1, 1, 1, 2), (2, 65, 4, 2, 10), (1, 64, 4, 4, 64), (2, 130, 6, 1, 32),
                           (1, 200, 12, 4, 64), (2, 33, 2, 1, 128), (1, 63, 3, 3, 34),
                           (2, 321, 2, 1, 64), (1, 330, 2, 2, 128), (1, 385, 2, 1, 32),
-                          (1, 321, 1, 1, 10)):   # the last four: several tiles on every path
+                          (1, 321, 1, 1, 10)):   # the last four have several tiles on every path
         qkv, do = ops.normal(B * T, (H + 2 * G) * D), ops.normal(B * T, H * D)
         o, lse, dqkv, scratch = 0 * do, np.zeros((H, B * T)), 0 * qkv, np.zeros((H, B * T))
         cos, sin = ne.rope_table(replace(ne.PRESETS["small"], head_dim=D, seq_len=T), np.float64)
@@ -2147,7 +2291,7 @@ def add_bias_and_head_norm_tests(ops):
         heads, QKV = H + G, (H + 2 * G) * D
         qkv, dqkv, bias, dbias = (ops.normal(*shape) for shape in ((BT, QKV),) * 2 + ((QKV,),) * 2)
         ops.add(add_bias, [qkv], [as_sum(bias)])
-        ops.add(bias_gradient, [as_sum(dbias)], [dqkv, as_sum(np.zeros((PARTS, QKV)))],
+        ops.add(bias_gradient, [as_sum(dbias)], [dqkv, as_sum(np.zeros((GAIN_PARTS, QKV)))],
                 [dbias + dqkv.sum(0)])
         q_gain, k_gain, dq_gain, dk_gain, *found = (ops.normal(D) for _ in range(6))
         gains, qk = [as_sum(q_gain), as_sum(k_gain)], qkv[:, :heads * D].copy()
@@ -2158,12 +2302,13 @@ def add_bias_and_head_norm_tests(ops):
         for dgain, first, last in zip(found, (0, H), (H, heads)):
             ne.head_gain_gradient(dgain, dqkv, qk, rstd, first, last, 0)
         ops.add(head_norm_backward, [dqkv, as_sum(dq_gain), as_sum(dk_gain)],
-                [as_sum(np.zeros((PARTS * ROWS, 2 * D))), qk, as_sum(rstd), *gains],
+                [as_sum(np.zeros((GAIN_PARTS * ROW_WARPS, 2 * D))), qk, as_sum(rstd), *gains],
                 [dx, dq_gain + found[0], dk_gain + found[1]])
 
 def add_adamw_tests(ops):
     hyper = [*ne.hyper_at(2, 1e-2, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0)]
-    for N, size in ((1, 1), (1000, 1), (100003, 1), (1000, 2.0 ** 70)):  # its square is no float32
+    # The square of 2^70 overflows float32
+    for N, size in ((1, 1), (1000, 1), (100003, 1), (1000, 2.0 ** 70)):
         p, m, v = ops.normal(N), ops.normal(N), ops.normal(N) ** 2
         g = size * ops.normal(N)
         expected = [x.copy() for x in (p, g, m, v)]
@@ -2172,7 +2317,7 @@ def add_adamw_tests(ops):
                 "adamw", ("f32", "f64"))
         ops.add(adamw_copies_test, [0 * p, *map(as_sum, (p, g, m, v))], [N // 2, hyper],
                 [expected[0], *expected], "adamw, copies", ("bf16",))
-        g = g + np.where(np.arange(N) == N // 2, math.nan, 0)        # then nothing may be touched
+        g = g + np.where(np.arange(N) == N // 2, math.nan, 0)        # then nothing may change
         ops.add(adamw_nan_test, [p, m, v], [g, np.zeros(1), N // 2, hyper], [p, m, v], "adamw, NaN",
                 ("f32", "f64"))
 
@@ -2201,7 +2346,7 @@ def add_rank_tests(ops):
         all_g = ops.normal(ranks, n)
         for rank in range(ranks):
             others = all_g.copy()
-            others[rank] = np.nan            # nobody sends it to itself
+            others[rank] = np.nan            # a rank receives nothing from itself
             ops.add(add_in_order_test, [all_g[rank]], [others, rank], [all_g.sum(0)],
                     "add_in_order", ("f32", "f64"))
 
@@ -2211,12 +2356,13 @@ def decode_test(cfg, flat, tokens, dtype):
     return [np.array([decoder.step(token) for token in tokens.tolist()])]
 
 def attention_twin(o, lse, dqkv, do, qkv, T, D, window=0):
-    """What attention_forward and attention_backward should make, without RoPE: o, lse and dqkv of
-    every sequence of T rows, by the functions of nanoeuler.py, which take one."""
+    """Computes o, lse and dqkv of attention without RoPE, with the functions of nanoeuler.py, one
+    sequence of T rows after another."""
     window = window or T
     plain, H = (do, qkv, dqkv), do.shape[1] // D
     G = (qkv.shape[1] // D - H) // 2
-    do, qkv, dqkv = (ne.aligned(x.shape, x.dtype) for x in plain)      # read past their ends
+    # Aligned arrays, since those functions may read past the end of an array
+    do, qkv, dqkv = (ne.aligned(x.shape, x.dtype) for x in plain)
     do[:], qkv[:] = plain[:2]
     cfg = ne.Config(n_head=H, n_kv_head=G, head_dim=D)
     shapes = ne.scratch_shapes(cfg, 1, T, np.dtype(np.float64))
@@ -2234,25 +2380,31 @@ def matmul_dw_test(dw, semaphores, dy, x):
 def cross_entropy_test(logits, nll, targets, weight, V):
     cross_entropy(nll, logits, targets, to_device(weight, np.float64), 0, V, 2)
 
+def adamw_step(entries, n_decay, hyper):
+    """A step of all parameters.  Returns [|g|]."""
+    partial, results = new(NORM_PARTS, np.float64), to_device([0], np.float64)
+    square_sums(partial, entries.g)
+    adamw(entries, n_decay, to_device(hyper, np.float64), partial, results)
+    return to_host(results)
+
 def adamw_test(p, g, m, v, norm, n_decay, hyper):
-    hyper, results = to_device(hyper, np.float64), to_device([0], np.float64)
-    adamw(p, p, g, m, v, n_decay, hyper, new(SUMS, np.float64), results)
-    norm.copy_to_device(to_host(results).astype(norm.dtype))
+    results = adamw_step(Entries(p, p, g, m, v), n_decay, hyper)
+    norm.copy_to_device(results.astype(norm.dtype))
 
 def adamw_copies_test(copies, p, g, m, v, n_decay, hyper):
-    hyper, results = to_device(hyper, np.float64), to_device([0], np.float64)
-    adamw(p, copies, g, m, v, n_decay, hyper, new(SUMS, np.float64), results)
+    adamw_step(Entries(p, copies, g, m, v), n_decay, hyper)
 
 def adamw_nan_test(p, m, v, g, norm, n_decay, hyper):
-    """g is an input here: only p, m and v are compared."""
+    """adamw_test with g as an input: only p, m and v are compared."""
     adamw_test(p, g, m, v, norm, n_decay, hyper)
 
-# Both errors() of a tensor's gradient must stay below these bounds.  Measured with the base preset:
-# 4.6, 69 and 71 roundoffs of the type.
+# Bounds of both errors() of a tensor's gradient.  The base preset has 4.6, 69 and 71 roundoffs of
+# the type.
 GRADIENT_BOUNDS = {"bf16": 5e-2, "f32": 5e-6, "f64": 1e-13}
 
 def gradient_check(preset="base", batch=1):
-    """The gradient of the whole model, tensor by tensor, against the CPU's in float64."""
+    """Compares the gradient of a whole model with the CPU's in float64, tensor by tensor.  Returns
+    the exit code."""
     need(batch > 0, f"--batch is {batch}, expected at least 1")
     cfg, B, rng = ne.PRESETS[preset], batch, np.random.default_rng(1)
     T, flat = cfg.seq_len, ne.init_params(cfg, 1, np.float64)
@@ -2266,7 +2418,7 @@ def gradient_check(preset="base", batch=1):
           f"float64:\n|gpu - cpu| / |cpu| of a tensor, and of its largest entries\n\n"
           "tensor      " + "".join(f"{NAMES[DTYPES[d]]:>14}{'':5}" for d in dtypes).rstrip())
     wanted = {**cpu.g._asdict(), "loss": expected}
-    rows = {name: [] for name, y in wanted.items() if y.size}        # a tensor that the model has
+    rows = {name: [] for name, y in wanted.items() if y.size}        # tensors that the model has
     for dtype in dtypes:
         model = Model(cfg, flat, dtype=dtype)
         model.gradient(tokens, targets, weight)
@@ -2274,8 +2426,8 @@ def gradient_check(preset="base", batch=1):
         grads["loss"], _ = model.update(ne.Hyper(*np.ones(8)))
         for name, row in rows.items():
             row.append(errors(grads[name], wanted[name]))
-        del model                            # before the next takes its memory
-    rows["worst"] = np.max([*rows.values()], axis=0)     # a NaN stays a NaN
+        del model                            # frees its memory for the next one
+    rows["worst"] = np.max([*rows.values()], axis=0)     # NaN, if one of them is
     for name, row in rows.items():
         print(f"{name:<12}" + "".join(f"   {norm:.1e} {largest:.1e} " for norm, largest in row))
     most = [GRADIENT_BOUNDS[dtype] for dtype in dtypes]
@@ -2285,7 +2437,7 @@ def gradient_check(preset="base", batch=1):
     return 0 if good else 1
 
 # ==== 13 Command line ====
-# tools/on_gpu.py declares the verbs and their flags.
+# nanoeuler_parts/tools/on_gpu.py declares the verbs and their flags.
 def main(argv=None):
     from nanoeuler_parts.tools.on_gpu import LONG, TITLE, VERBS
     take_own_gpu()
@@ -2293,7 +2445,6 @@ def main(argv=None):
     try:
         return ne.run_verb(VERBS, TITLE, [LONG.get(verb, verb), *others])
     except CudaAPIError as e:
-        said = " ".join(str(e).split())
-        print(f"nanoeuler: the GPU says: {said}; see: {HERE} doctor",
-              file=sys.stderr)
+        print(f"nanoeuler: error of the GPU: {' '.join(str(e).split())}; to check the machine: "
+              f"{HERE} doctor", file=sys.stderr)
         return 2

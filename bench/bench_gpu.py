@@ -408,7 +408,7 @@ def kernel_cases(cfg, B, T):
 
     def rmsnorm_backward(n):
         dx, dy, x = (arrays(n, BT, C) for _ in range(3))
-        w, dw, rstd, partial = one(C), one(C), one(BT), one(nc.PARTS, C)
+        w, dw, rstd, partial = one(C), one(C), one(BT), one(nc.GAIN_PARTS, C)
         return lambda i: nc.rmsnorm_backward(dx[i % n], dw, dy[i % n], partial, x[i % n], w, rstd)
 
     def rope(n):
@@ -441,12 +441,12 @@ def kernel_cases(cfg, B, T):
         return lambda i: nc.embedding_backward(dwte, dx[i % n], ids)
 
     def square_sums(n):
-        g, partial = one(n_params), one(nc.SUMS, dtype=torch.float64)
-        return lambda i: nc.launch(nc.square_sums_kernel, partial, g, grid=nc.SUMS, block=256)
+        g, partial = one(n_params), one(nc.NORM_PARTS, dtype=torch.float64)
+        return lambda i: nc.launch(nc.square_sums_kernel, partial, g, grid=nc.NORM_PARTS, block=256)
 
     def adamw(n):
         p, g, m, v = (one(n_params) for _ in range(4))
-        w, partial = one(n_params, dtype=BF16), one(nc.SUMS, dtype=torch.float64)
+        w, partial = one(n_params, dtype=BF16), one(nc.NORM_PARTS, dtype=torch.float64)
         hyper = nc.to_device(np.array(ne.hyper_at(1, 1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1,
                                                   clip=1)))
         results = one(P + 1, dtype=torch.float64)

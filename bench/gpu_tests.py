@@ -105,7 +105,7 @@ def command(part, jobs):
     if part == "tests":
         parallel = ["-n", str(jobs)] if jobs > 1 else []
         return [sys.executable, "-m", "pytest", "-q", "tests/test_gpu.py", *parallel]
-    return ["compute-sanitizer", "--tool", "memcheck", *program, "test", "--quick"]
+    return ["compute-sanitizer", "--tool", "memcheck", *program, "test", "--quick", "--jobs", "1"]
 
 
 def parse(text):

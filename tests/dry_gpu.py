@@ -290,7 +290,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
     def square_sums_kernel(self, partial, g):
         self.runs(partial.size, 256)
 
-    def adamw_kernel_step(self, p, w, g, m, v, n_decay, hyper, partial, results):
+    def adamw_kernel_update(self, p, w, g, m, v, n_decay, hyper, partial, results):
         assert p.shape == w.shape == g.shape == m.shape == v.shape and 0 <= n_decay <= p.size
         assert hyper.shape == (len(ne.Hyper._fields),) and self.block == (256, 1, 1)
         apart(p, g, m, v)
@@ -317,8 +317,8 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         apart(qkv, bias)
 
     def sum_columns_kernel(self, partial, x):
-        assert partial.shape == (nc.PARTS, x.shape[1])
-        self.runs(nc.PARTS, 256)
+        assert partial.shape == (nc.GAIN_PARTS, x.shape[1])
+        self.runs(nc.GAIN_PARTS, 256)
         apart(partial, x)
 
     def heads(self, qkv, qk, rstd, q_gain, k_gain):
@@ -335,8 +335,8 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
     def head_norm_backward_kernel_backward(self, dqkv, partial, qk, rstd, q_gain, k_gain):
         _, _, D = self.heads(dqkv, qk, rstd, q_gain, k_gain)
-        assert constants(self.kernel)["D"] == D and partial.shape == (nc.PARTS * 8, 2 * D)
-        self.runs(nc.PARTS, (32, 8))
+        assert constants(self.kernel)["D"] == D and partial.shape == (nc.GAIN_PARTS * 8, 2 * D)
+        self.runs(nc.GAIN_PARTS, (32, 8))
         apart(dqkv, partial, qk, rstd)
         apart(partial, qk, rstd)
 
@@ -595,7 +595,7 @@ def wide_norms(C, dtype):
     """RMSNorm of rows of C, and its backward pass."""
     matrices, sums = nc.DTYPES[dtype], nc.computing(nc.DTYPES[dtype])
     y, saved, dx = (nc.new((8, C), matrices) for _ in range(3))
-    x, partial, rstd, gain = (nc.new(shape, sums) for shape in ((8, C), (nc.PARTS, C), 8, C))
+    x, partial, rstd, gain = (nc.new(shape, sums) for shape in ((8, C), (nc.GAIN_PARTS, C), 8, C))
     nc.rmsnorm_forward(y, saved, rstd, x, gain, 1e-5)
     nc.rmsnorm_backward(dx, gain, y, partial, saved, gain, rstd)
 
@@ -632,7 +632,7 @@ def everything_of(decoder, T):
             many.draw([ne.Part(slot, [0], 1) for slot in (2, 0)], draws, draws)
         many.truncate(n, 2), many.truncate(1, 0)
     many.copy(2, 1, n)
-    if many.wide:                            # a prompt, and a step of more rows than a graph has
+    if many.rows_are_cheap:                  # a prompt, and a step of more rows than a graph has
         many.truncate(0, 1)
         n = min(T, BY_ROWS + 1)
         assert many.read([ne.Part(1, [0] * n, n)]).shape == (n, V)

@@ -236,7 +236,7 @@ def test_a_part_that_fails_is_not_written(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name, old, new, changes", [
-    ("nanoeuler_cuda.py", "ROWS = 8 ", "ROWS = 4 ", True),
+    ("nanoeuler_cuda.py", "ROW_WARPS = 8 ", "ROW_WARPS = 4 ", True),
     ("nanoeuler_cuda.py", "# warps of a block where a warp owns a row", "# warps", False),
     ("nanoeuler_cuda.py", '"""x[bt] = wte[tokens[bt]] ', '"""rows of wte ', False),
     ("tests/oracles/naive_attention.py", "add=r > 0", "add=True", True),

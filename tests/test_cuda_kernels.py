@@ -30,7 +30,7 @@ ARCHS = {"sm_80": ((8, 0), 163), "sm_89": ((8, 9), 99), "sm_90a": ((9, 0, "a"), 
 # kernels with float64 arguments: why
 DOUBLE = {
     "cross_entropy_kernel_fused": "weight of the loss: 1 / count of all targets of a step",
-    "adamw_kernel_step": "hyperparameters, once a thread: 1 - beta2 in float32 has three digits",
+    "adamw_kernel_update": "hyperparameters, once a thread: 1 - beta2 in float32 has three digits",
     "sum_rows_kernel": "sums of losses", "square_sums_kernel": "sums of squares",
     "choose_kernel_choose": "probabilities, as nanoeuler.sample has them"}
 # those of them that may make a float64 of a float32, because they sum

@@ -73,7 +73,8 @@ def test_every_launch_fits_its_arguments(name, kind, naive, dry):
 def test_a_decoder_of_bf16_matrices_takes_steps_of_rows(name, dry, capsys):
     cfg = RUNS[name][0]
     decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
-    assert decoder.wide and decoder.heads == cfg.n_mtp - 1 and capsys.readouterr().err == ""
+    assert decoder.rows_are_cheap and decoder.heads == cfg.n_mtp - 1
+    assert capsys.readouterr().err == ""
     assert decoder.decode(0, 0).shape == (cfg.vocab_size,)
     assert [x.name for x in dry.launches].count("product_kernels_qkv") == cfg.n_layer
     assert len(dry.launches) == 5 * cfg.n_layer + 2
@@ -121,7 +122,7 @@ def test_weights_are_kept_as_is_best(name, capability, kept, dry, capsys):
     dry.gpu.compute_capability, cfg = capability, RUNS[name][0]
     decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "")
     assert decoder.kept_as == decoder.with_slots(2).kept_as == kept
-    assert decoder.wide == (kept == "bf16") and capsys.readouterr().err == ""
+    assert decoder.rows_are_cheap == (kept == "bf16") and capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("options, word", [
@@ -134,7 +135,7 @@ def test_a_decoder_of_other_llamas(options, word, dry, capsys):
     flat = np.zeros(ne.n_params(cfg), np.float32)
     assert nc.Decoder(cfg, flat, "").kept_as == ("f32" if word else "bf16")
     decoder = nc.Decoder(cfg, flat, "bf16")
-    assert decoder.wide == (not word) and word in capsys.readouterr().err
+    assert decoder.rows_are_cheap == (not word) and word in capsys.readouterr().err
     dry.launches.clear()
     decoder.decode(0, 0)
     names, windows = [x.name for x in dry.launches], {
@@ -143,7 +144,7 @@ def test_a_decoder_of_other_llamas(options, word, dry, capsys):
         x.name == "product_kernels_qkv" and constants(x.kernel)["biased"] for x in dry.launches)
     assert biases == cfg.n_layer * cfg.qkv_bias
     assert names.count("head_norm_kernel") == cfg.n_layer * cfg.qk_norm
-    assert windows == (set() if decoder.wide else {20 if cfg.window else 40})
+    assert windows == (set() if decoder.rows_are_cheap else {20 if cfg.window else 40})
 
 
 def test_slots_of_a_window_keep_all_tokens(dry):
@@ -311,7 +312,7 @@ def test_a_block_has_fewer_rows_where_shared_memory_is_short(dry):
         assert decoder.steps.groups == groups and blocks == {8 // groups}
     dry.gpu.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = need[0] - 1
     assert "bytes of shared memory" in nc.rows_refused(cfg)
-    assert not nc.Decoder(cfg, flat, "bf16").wide
+    assert not nc.Decoder(cfg, flat, "bf16").rows_are_cheap
 
 
 def test_every_kernel_is_launched(dry):
@@ -648,7 +649,7 @@ def test_heads_without_a_weight_are_left_out(dry):
         assert entropy.args[1].shape[1] == outputs * V
         dry.launches.clear()
         model.update(ne.Hyper(*np.ones(8)))
-        updates = [x.args for x in dry.launches if x.name == "adamw_kernel_step"]
+        updates = [x.args for x in dry.launches if x.name == "adamw_kernel_update"]
         lm_heads = sum(bool(w) for w in weight)
         off = (P - lm_heads) * V * SMALL.n_embd
         assert sum(p.size for p, *_ in updates) == ne.n_params(SMALL) - off
@@ -690,7 +691,7 @@ def test_the_program_runs_without_the_tensor_cores(dry, monkeypatch, capsys):
         everything(SMALL, 2, 64, "bf16")
         everything(LLAMA, 2, 64, "bf16")
         decoder = nc.Decoder(SMALL, np.zeros(ne.n_params(SMALL), np.float32), "")
-        assert decoder.kept_as == "f32" and not decoder.wide
+        assert decoder.kept_as == "f32" and not decoder.rows_are_cheap
         assert {x.kernel.py_func.__module__ for x in dry.launches} == {"nanoeuler_cuda"}
         assert nc.op_tests(quick=True)
         assert capsys.readouterr().err.count("tensor_cores is missing") == 1

@@ -75,7 +75,7 @@ def test_memory_table_is_what_a_model_takes(name, B, T, dtype, naive, dry):
     assert table["parameters"] == table["gradients"] == group([model.g_flat])
     assert table["bfloat16 copies"] == (group([model.copies]) if dtype == "bf16" else 0)
     before, decoder = dry.used, model.decoder()
-    if decoder.wide:                         # a prompt takes its memory when it comes
+    if decoder.rows_are_cheap:                         # a prompt takes its memory when it comes
         decoder.read([ne.Part(0, [0] * cfg.seq_len)])
     # beside angles, and the activations and logits of a few rows
     assert dry.used - before == pytest.approx(table["samples"], rel=0.01, abs=1 << 20)
@@ -185,7 +185,7 @@ def test_what_is_asked_for_is_taken_and_said(dry, capsys):
     model = blank(SMALL)
     assert model.micro_batch(40, 7) == 7 and model.micro_batch(40, 7) == 7
     said = capsys.readouterr().out
-    assert said.count("memory of 7 sequences of 128 tokens at a time") == 1 and "together" in said
+    assert said.count("memory for 7 sequences of 128 tokens at a time") == 1 and "together" in said
     assert model.micro_batch(4, 9) == 4      # no more than there are
 
 
@@ -258,7 +258,7 @@ def test_the_rows_that_are_trained_on_are_what_counts(dry, capsys):
         model = blank(cfg)
         assert model.micro_batch(32, 0, 256) == 32 and model.micro_batch(32) < 6
     said = capsys.readouterr().out
-    assert "memory of 32 sequences of 256 tokens" in said
+    assert "memory for 32 sequences of 256 tokens" in said
     assert "sequences of 2048 tokens" in said
 
 

@@ -196,7 +196,7 @@ def test_drafts_that_do_not_pay_are_left_out():
         if pace.drafts(reader, o):
             tried.append(pace.steps)
     assert tried[::4] == [64, 64 + 128, 64 + 384, 64 + 896, 64 + 1920, 64 + 2944]
-    reader.wide = False
+    reader.rows_are_cheap = False
     assert pace.drafts(reader, replace(o, speculate=2)) == 0
 
 

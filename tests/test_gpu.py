@@ -375,7 +375,7 @@ def test_other_llamas_say_what_the_cpu_says(weights, chosen):
     cfg, flat = llama(chosen)
     gpu = nc.Decoder(cfg, flat, weights)
     if weights == "bf16":
-        assert gpu.wide != bool({"qk_norm", "window"} & set(chosen))
+        assert gpu.rows_are_cheap != bool({"qk_norm", "window"} & set(chosen))
         matrices = flat[:sum(w.size for w in ne.views(flat, ne.param_table(cfg))[ne.MATRICES])]
         matrices[:] = from_bf16(to_bf16(matrices))
     want, got = (sampled(x, [1, 2, 3], 90, None, ne.Sampling(temperature=0.0))
@@ -619,7 +619,7 @@ def test_samples_of_a_run_in_bfloat16_are_of_rows():
     logits = decoder.step(3).copy()
     train(model, 1)
     decoder.truncate(0)
-    assert decoder.wide and np.array_equal(decoder.step(3), logits)
+    assert decoder.rows_are_cheap and np.array_equal(decoder.step(3), logits)
 
 
 @pytest.mark.parametrize("weight", [(1, 0, 0, 0), (1, 0, 0.5, 0)])

@@ -131,7 +131,7 @@ def test_a_reply_is_right_however_it_is_spelled(monkeypatch):
     monkeypatch.setattr(ne, "generate_many", generate_many)
     asked = dict(instruction="Which?", input="", output="association")
     assert len(tokenizer.encode("association")) < len(one_by_one)
-    decoder = types.SimpleNamespace(wide=True, with_slots=lambda n: None)
+    decoder = types.SimpleNamespace(rows_are_cheap=True, with_slots=lambda n: None)
     assert pipeline.exact(decoder, tokenizer, [
         asked, {**asked, "output": "associations"}]) == [True, False]
 

@@ -11,7 +11,7 @@ from numba.cuda.cudadrv.devicearray import DeviceNDArray
 import nanoeuler as ne
 from bpe import need, UserError
 from nanoeuler_cuda import (
-    adamw_update, cdiv, cuda_kernel, gpu, launch, Model, new, square_sums_kernel, SUMS, to_host,
+    adamw, cdiv, cuda_kernel, Entries, gpu, launch, Model, new, NORM_PARTS, square_sums, to_host,
     view,
 )
 from nanoeuler_parts.gpu.doctor import NCCL
@@ -179,7 +179,7 @@ class RankedModel(DataParallel, Model):
         need(last.stop > last.start, f"{n:,} parameters are too few for {size} GPUs; use fewer")
         super().__init__(cfg, flat, moments, *how, **chosen)
         self.received = new((size, self.piece(n)), self.master)      # a row is from one rank
-        self.partials = new((size, SUMS), np.float64)
+        self.partials = new((size, NORM_PARTS), np.float64)
         self.told, self.updated = cuda.pinned_array(cfg.n_mtp + 1, np.float64), cuda.event(False)
         # what is read in float32, whatever products are in: wte, and the gains
         self.read_whole = [ne.entries_where(cfg, lambda x: x.name == "wte"), slice(self.n_decay, n)]
@@ -229,14 +229,14 @@ class RankedModel(DataParallel, Model):
         self.staged_hyper[:] = hyper         # it must live until the driver has read it
         self.hyper.copy_to_device(self.staged_hyper, stream=gpu.stream)
         partials = [self.partials[r] for r in range(self.ranks.size)]
-        launch(square_sums_kernel, partials[rank], own_g, grid=SUMS, block=256)
+        square_sums(partials[rank], own_g)
         self.links.exchange([partials[rank]] * self.ranks.size, partials)
         for x in self.without_heads_off(own):
             buffers = [stretch(y, x.start, x.stop) for y in (self.flat, self.copies, self.g_flat)]
             moments = [stretch(y, x.start - own.start, x.stop - own.start)
                        for y in (self.m, self.v)]
-            adamw_update(*buffers, *moments, self.n_decay - x.start, self.hyper,
-                         view(self.partials, 0, (self.partials.size,)), self.results)
+            adamw(Entries(*buffers, *moments), self.n_decay - x.start, self.hyper,
+                  view(self.partials, 0, (self.partials.size,)), self.results)
         self.weighted_heads = set()
         for stale in stretch(self.g_flat, 0, own.start), stretch(self.g_flat, own.stop, n):
             if stale is not None:            # of others' parts: the next step adds to zero

@@ -483,7 +483,7 @@ def copy_slot_kernel(cache, source, slot, n):
 
 class RowsDecoder(Decoder):
     """A decoder whose steps are those of RowSteps"""
-    wide = draws = True
+    rows_are_cheap = draws = True
     fastest = "bf16"
 
     def begin(self, cfg, slots, length):

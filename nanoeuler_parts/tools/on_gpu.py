@@ -112,7 +112,9 @@ PRESET = arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),
 
 def test_verb(add):
     add(of_program("self_tests"),
-        arg("--quick", action="store_true", help="without the largest shapes"))
+        arg("--quick", action="store_true", help="without the largest shapes"),
+        arg("--jobs", type=int, default=0, help="number of processes that compile and run the "
+            "tests (default, or 0: one per CPU core, at most 8)"))
 
 def g_verb(add):
     add(of_program("gradient_check"), PRESET, arg("--batch", type=int, default=1, help="sequences"))

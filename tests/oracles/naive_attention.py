@@ -6,16 +6,17 @@ import math
 
 import nanoeuler_cuda as nc
 from nanoeuler_cuda import (
-    ROWS, WARP, ctype, cuda, cuda_kernel, exp, stored, value, warp_max, warp_sum,
+    ROW_WARPS, WARP, ctype, cuda, cuda_kernel, exp, stored, value, warp_max, warp_sum,
 )
 
 
 @cuda_kernel
 def softmax_kernel(p, window, scale):
     """p[b, h, t] = softmax(p[b, h, t, t + 1 - window:t + 1] * scale), zeros elsewhere
-    one warp a row     grid (T / ROWS, B * H), block (32, ROWS)     in place: p (B, H, T, T)"""
+    one warp per row     grid (T / ROW_WARPS, B * H), block (32, ROW_WARPS)
+    in place: p (B, H, T, T)"""
     H, T = p.shape[1], p.shape[2]
-    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
+    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * ROW_WARPS + cuda.threadIdx.y
     if t < T:
         b, h = cuda.blockIdx.y // H, cuda.blockIdx.y % H
         row, first = p[b, h, t], max(0, t + 1 - window)
@@ -37,7 +38,7 @@ def softmax_kernel(p, window, scale):
 def softmax_backward_kernel(ds, p, scale):
     """dS = P * (dP - sum_j P_j dP_j) * scale, in place: ds (B, H, T, T) holds dP     as forward"""
     H, T = p.shape[1], p.shape[2]
-    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * ROWS + cuda.threadIdx.y
+    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * ROW_WARPS + cuda.threadIdx.y
     if t < T:
         b, h = cuda.blockIdx.y // H, cuda.blockIdx.y % H
         row = ds[b, h, t]
@@ -78,8 +79,8 @@ def naive_forward(o, probs, qkv, T, D, window=0):
     scale = nc.number(probs, 1 / math.sqrt(D))
     q, k, v = split_heads(qkv, T, D, H)
     nc.batched_matmul(probs, q, nc.transposed(k))
-    grid = nc.cdiv(T, ROWS), B * H
-    nc.launch(softmax_kernel, probs, window or T, scale, grid=grid, block=(WARP, ROWS))
+    grid = nc.cdiv(T, ROW_WARPS), B * H
+    nc.launch(softmax_kernel, probs, window or T, scale, grid=grid, block=(WARP, ROW_WARPS))
     nc.batched_matmul(heads_of(o, T, D), probs, v)
 
 
@@ -94,8 +95,8 @@ def naive_backward(dqkv, dprobs, do, o, probs, qkv, cos, sin, T, D, window=0):
     G = k.shape[1]
     step = H // G                            # query heads of a group, g * step + r of group g
     nc.batched_matmul(dprobs, do, nc.transposed(v))
-    grid = nc.cdiv(T, ROWS), B * H
-    nc.launch(softmax_backward_kernel, dprobs, probs, scale, grid=grid, block=(WARP, ROWS))
+    grid = nc.cdiv(T, ROW_WARPS), B * H
+    nc.launch(softmax_backward_kernel, dprobs, probs, scale, grid=grid, block=(WARP, ROW_WARPS))
     for r in range(step):                    # the r-th head of every group at once
         nc.batched_matmul(dv, nc.transposed(every(probs, r, step)), every(do, r, step), add=r > 0)
         nc.batched_matmul(dk, nc.transposed(every(dprobs, r, step)), every(q, r, step), add=r > 0)
