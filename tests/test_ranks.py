@@ -251,13 +251,13 @@ def test_ranks_at_two_places_say_so():
 
 def test_who_comes_late_is_waited_for(monkeypatch):
     """Longer than anybody may be silent later: nobody is missed before all are there."""
-    monkeypatch.setattr(sockets, "SILENT", 0.2)
+    monkeypatch.setattr(sockets, "SILENCE_SECONDS", 0.2)
     port, found, missed, all_begun = free_port(), [], [], threading.Event()
 
     @may_stay_idle
     def end_without(self, rank):
         missed.append((self.rank, rank, all_begun.is_set()))
-        self.ended.add(rank)
+        self.finished.add(rank)
 
     monkeypatch.setattr(sockets.Ranks, "end_without", end_without)
 
@@ -279,16 +279,16 @@ def test_who_comes_late_is_waited_for(monkeypatch):
 @pytest.mark.parametrize("said, gone, ended", [
     (b"..", None, False), (b".e", None, True), (b"", 1, False), (b"g2;", 2, False),
     (b".g12;.e", 12, False), (b"g2;e", 2, False)])
-def test_signs_are_read_whatever_comes_with_them(said, gone, ended, monkeypatch):
+def test_signs_are_read_whatever_comes_with_them(said, gone, finished, monkeypatch):
     ranks, found = both(), []
     monkeypatch.setattr(sockets.Ranks, "end_without", lambda self, rank: found.append(rank))
     for r in ranks:
         r.close()
-    ranks[0].ended.clear()
+    ranks[0].finished.clear()
     heard = type("Socket", (), {"recv": lambda self, n: said})()
-    ranks[0].hear_sign(1, heard)
-    assert found == ([] if gone is None else [gone]) and (1 in ranks[0].ended) == ended
-    ranks[0].ended.add(1)
+    ranks[0].read_heartbeats(1, heard)
+    assert found == ([] if gone is None else [gone]) and (1 in ranks[0].finished) == finished
+    ranks[0].finished.add(1)
 
 
 def message(value):
@@ -356,7 +356,7 @@ def connected(port):
 # ---- shares
 @given(st.integers(0, 10_000), st.integers(1, 64))
 def test_shares_are_all_there_is_once(n, size):
-    for split, unit in (engine.share, 1), (engine.part, 8):
+    for split, unit in (engine.share, 1), (engine.shard, 8):
         found = [split(n, rank, size) for rank in range(size)]
         assert [i for x in found for i in range(x.start, x.stop)] == list(range(n))
         sizes = [x.stop - x.start for x in found]
@@ -402,7 +402,7 @@ def test_an_import_changes_no_environment():
 def test_notes_of_other_ranks_are_not_repeated():
     import io
     out = io.StringIO()
-    notes = processes.Notes(3, out)
+    notes = processes.RankErrors(3, out)
     print("note: the same for all\nnanoeuler: what", "went wrong", file=notes)
     assert out.getvalue() == "rank 3: nanoeuler: what went wrong\n"
 
@@ -678,7 +678,7 @@ def launched(tmp_path, monkeypatch):
         monkeypatch.setattr(processes, "PLACE", place.Place(rank, 2, rank))
         monkeypatch.setattr(processes, "Ranks", ranks_of)
         monkeypatch.setattr(processes, "Links", lambda ranks: ranks)
-        monkeypatch.setattr(processes, "of_ranks", lambda run, ranks: ranks)
+        monkeypatch.setattr(processes, "ranked_run", lambda run, ranks: ranks)
         monkeypatch.setattr(processes, "open_device", lambda: None)
         monkeypatch.setattr(engine.RankedModel, "ranks", None, raising=False)
         monkeypatch.setattr(engine.RankedModel, "links", None)
@@ -737,7 +737,7 @@ def test_a_run_starts_as_a_rank_or_starts_ranks_or_is_alone(size, gpus, want, mo
     monkeypatch.setattr(processes, "start_ranks", lambda n: f"start {n}")
     monkeypatch.setattr(nc, "open_device", lambda: None)
     monkeypatch.setattr(ne, "launch", lambda run, engine, **flags: "alone")
-    assert on_gpu.stage(on_gpu.Run)(gpus=gpus) == want
+    assert on_gpu.training_verb(on_gpu.Run)(gpus=gpus) == want
 
 
 def test_no_command_without_nccl_goes_on(monkeypatch):

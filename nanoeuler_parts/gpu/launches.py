@@ -57,7 +57,7 @@ def cuda_kernel(function=None, **options):
 
 inlined = cuda.jit(device=True, inline="always")         # a function that kernels call
 
-def filed(made, name, args):
+def with_cache_key(made, name, args):
     """What a maker of this name made of these arguments, one or a tuple, of which kernels are kept
     on disk under just these.  Numba would file a kernel under a hash of all it closes over, and a
     device function hashes differently in every process: it would never be found."""
@@ -72,7 +72,7 @@ def made_once(make):
     constants, and kept on disk."""
     @functools.cache
     def maker(*args):
-        return filed(make(*args), make.__name__, args)
+        return with_cache_key(make(*args), make.__name__, args)
     return maker
 
 # ---- launches
@@ -96,12 +96,12 @@ def launch(kernel, *args, grid, block, smem=0, resident=False):
     config = kernel[grid, block, gpu.stream, smem]
     checks = config.pre_launch_callbacks     # kept by numba-cuda, as the config of equal launches
     for wanted, check in (smem > 0, allow_shared), (resident, need_resident):
-        if wanted and once(check) not in checks:
-            checks.append(once(check))
+        if wanted and check_once(check) not in checks:
+            checks.append(check_once(check))
     while True:
         try:
             return config(*args)
-        except FirstLaunch as first:         # nothing was launched yet
+        except CheckNeeded as first:         # nothing was launched yet
             first.check()
 
 def gpus_here():
@@ -141,7 +141,7 @@ def ok(result):
         raise CudaAPIError(int(error), driver.cuGetErrorString(error)[1].decode())
     return values[0] if values else None
 
-class FirstLaunch(Exception):
+class CheckNeeded(Exception):
     """What a callback of launches says, which may ask the driver nothing by itself: whoever wants
     the launch calls `check` and begins anew."""
 
@@ -150,7 +150,7 @@ class FirstLaunch(Exception):
         self.check = check
 
 @functools.cache
-def once(check):
+def check_once(check):
     """A callback of launches by which `check` is called once for each kernel, grid and shared
     memory."""
     done = set()
@@ -162,7 +162,7 @@ def once(check):
             check(compiled, config)
             done.add(key)
         if key not in done:
-            raise FirstLaunch(checked)
+            raise CheckNeeded(checked)
     return callback
 
 # ---- graphs

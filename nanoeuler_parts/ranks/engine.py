@@ -21,7 +21,7 @@ def share(n, rank, size):
     each = cdiv(n, size)
     return slice(min(n, rank * each), min(n, (rank + 1) * each))
 
-def part(n, rank, size):
+def shard(n, rank, size):
     """The share of n parameters; it begins where a vector of numbers may."""
     x = share(cdiv(n, 8), rank, size)
     return slice(min(n, 8 * x.start), min(n, 8 * x.stop))
@@ -54,10 +54,10 @@ class DataParallel:
     stopping = Stopping()
 
     def owned(self, n):
-        return part(n, self.ranks.rank, self.ranks.size)
+        return shard(n, self.ranks.rank, self.ranks.size)
 
-    def parts(self, n):
-        return [part(n, rank, self.ranks.size) for rank in range(self.ranks.size)]
+    def shards(self, n):
+        return [shard(n, rank, self.ranks.size) for rank in range(self.ranks.size)]
 
     def mine(self, n):
         return share(n, self.ranks.rank, self.ranks.size)
@@ -82,8 +82,8 @@ class DataParallel:
         need(not hyper.muon_lr, "several GPUs have AdamW only")
         self.ranks.all("", "a step")
         self.sum_gradients()
-        results = self.update_part(hyper)
-        self.share_parameters()              # queued, too: the GPU waits for nobody until then
+        results = self.update_shard(hyper)
+        self.gather_parameters()              # queued, too: the GPU waits for nobody until then
         ce, norm = results()
         said = self.ranks.all([ce.tolist(), self.stopping.here()], "the end of a step")
         self.stopping.agreed = any(wish for _, wish in said)
@@ -113,7 +113,7 @@ def add_in_order_kernel(g, others, rank):
             s += g[i] if r == rank else others[r, i]
         g[i] = s
 
-def stretch(x, start, stop):
+def slice_or_none(x, start, stop):
     """x[start:stop] of a flat device array, no copy; None if that is nothing"""
     return view(x, start, (stop - start,)) if stop > start else None
 
@@ -131,7 +131,7 @@ class Links:
             self.nccl = nccl
             name = bytes(nccl.get_unique_id()).hex() if self.rank == 0 else ""
             unique = nccl.UniqueId.from_bytes(bytes.fromhex(ranks.agree(name, "NCCL's name")))
-            self.to = nccl.Communicator.init(nranks=self.size, rank=self.rank, unique_id=unique)
+            self.communicator = nccl.Communicator.init(nranks=self.size, rank=self.rank, unique_id=unique)
         probe = new((self.size, 1), np.float32)          # NCCL connects two when they first meet,
         rows = [probe[r] for r in range(self.size)]      # and takes memory for that: do it now
         self.exchange([rows[self.rank]] * self.size, rows)
@@ -144,7 +144,7 @@ class Links:
         with self.together():
             for r in range(self.size):
                 if r != self.rank:
-                    for x, go in (sent[r], self.to.send), (received[r], self.to.recv):
+                    for x, go in (sent[r], self.communicator.send), (received[r], self.communicator.recv):
                         if x is not None:
                             go(as_bytes(x), r, stream=queue)
 
@@ -155,7 +155,7 @@ class Links:
             yield
 
     def close(self):
-        self.to.destroy()
+        self.communicator.destroy()
 
 @contextlib.contextmanager
 def nccl_errors(remedy):
@@ -175,26 +175,26 @@ class RankedModel(DataParallel, Model):
 
     def __init__(self, cfg, flat, moments=(), *how, **chosen):
         n, size = flat.size, self.ranks.size
-        last = self.parts(n)[-1]
+        last = self.shards(n)[-1]
         need(last.stop > last.start, f"{n:,} parameters are too few for {size} GPUs; use fewer")
         super().__init__(cfg, flat, moments, *how, **chosen)
         self.received = new((size, self.piece(n)), self.master)      # a row is from one rank
         self.partials = new((size, SUMS), np.float64)
-        self.told, self.updated = cuda.pinned_array(cfg.n_mtp + 1, np.float64), cuda.event(False)
+        self.staged_results, self.updated = cuda.pinned_array(cfg.n_mtp + 1, np.float64), cuda.event(False)
         # what is read in float32, whatever products are in: wte, and the gains
-        self.read_whole = [ne.entries_where(cfg, lambda x: x.name == "wte"), slice(self.n_decay, n)]
+        self.float32_slices = [ne.entries_where(cfg, lambda x: x.name == "wte"), slice(self.n_decay, n)]
 
     def piece(self, n):
         """Of the gradient of a part, how much is on the way at once"""
-        return min(PIECE, self.parts(n)[0].stop)
+        return min(PIECE, self.shards(n)[0].stop)
 
     def pieces(self):
         """[the slice of the buffers that each rank has], a piece of all parts after the other; the
         last ones may be empty."""
-        parts = self.parts(self.flat.size)
-        for at in range(0, parts[0].stop, PIECE):
+        shards = self.shards(self.flat.size)
+        for at in range(0, shards[0].stop, PIECE):
             yield [slice(min(x.stop, x.start + at), min(x.stop, x.start + at + PIECE))
-                   for x in parts]
+                   for x in shards]
 
     def device(self):
         return f"{self.ranks.size} GPUs like {super().device()}"
@@ -209,65 +209,65 @@ class RankedModel(DataParallel, Model):
 
     def received_of(self, where):
         """For each rank, where so much of it is received"""
-        return [stretch(self.received[r], 0, where.stop - where.start)
+        return [slice_or_none(self.received[r], 0, where.stop - where.start)
                 for r in range(self.ranks.size)]
 
     def sum_gradients(self):
         """The own part of g becomes the sum of all ranks', a piece after the other."""
         rank = self.ranks.rank
         for pieces in self.pieces():
-            g = [stretch(self.g_flat, x.start, x.stop) for x in pieces]
+            g = [slice_or_none(self.g_flat, x.start, x.stop) for x in pieces]
             self.links.exchange(g, self.received_of(pieces[rank]))
             if g[rank] is not None:
                 launch(add_in_order_kernel, g[rank], self.received, rank, grid=1024, block=256)
 
-    def update_part(self, hyper):
+    def update_shard(self, hyper):
         """Queues AdamW of the own part, by the norm of the whole.  Returns what waits for it, and
         has (summed CE of each head, of the own sequences, |g|)."""
         rank, n, own = self.ranks.rank, self.flat.size, self.owned(self.flat.size)
-        own_g = stretch(self.g_flat, own.start, own.stop)
+        own_g = slice_or_none(self.g_flat, own.start, own.stop)
         self.staged_hyper[:] = hyper         # it must live until the driver has read it
         self.hyper.copy_to_device(self.staged_hyper, stream=gpu.stream)
         partials = [self.partials[r] for r in range(self.ranks.size)]
         launch(square_sums_kernel, partials[rank], own_g, grid=SUMS, block=256)
         self.links.exchange([partials[rank]] * self.ranks.size, partials)
         for x in self.without_heads_off(own):
-            buffers = [stretch(y, x.start, x.stop) for y in (self.flat, self.copies, self.g_flat)]
-            moments = [stretch(y, x.start - own.start, x.stop - own.start)
+            buffers = [slice_or_none(y, x.start, x.stop) for y in (self.flat, self.copies, self.g_flat)]
+            moments = [slice_or_none(y, x.start - own.start, x.stop - own.start)
                        for y in (self.m, self.v)]
             adamw_update(*buffers, *moments, self.n_decay - x.start, self.hyper,
                          view(self.partials, 0, (self.partials.size,)), self.results)
         self.weighted_heads = set()
-        for stale in stretch(self.g_flat, 0, own.start), stretch(self.g_flat, own.stop, n):
+        for stale in slice_or_none(self.g_flat, 0, own.start), slice_or_none(self.g_flat, own.stop, n):
             if stale is not None:            # of others' parts: the next step adds to zero
                 stale.gpu_data.memset(0, stale.nbytes, stream=gpu.stream)
-        self.results.copy_to_host(self.told, stream=gpu.stream)
+        self.results.copy_to_host(self.staged_results, stream=gpu.stream)
         self.updated.record(gpu.stream)
         self.results.copy_to_device(self.zero, stream=gpu.stream)
 
         def results():
             self.updated.synchronize()
-            return self.told[:-1].copy(), float(self.told[-1])
+            return self.staged_results[:-1].copy(), float(self.staged_results[-1])
         return results
 
-    def share_parameters(self):
+    def gather_parameters(self):
         """What the next step reads: what products do, whole, and some in float32."""
         with self.links.together():
-            self.share_whole(self.copies, slice(0, self.flat.size))
+            self.all_gather(self.copies, slice(0, self.flat.size))
             if self.copies is not self.flat:
-                for where in self.read_whole:
-                    self.share_whole(self.flat, where)
+                for where in self.float32_slices:
+                    self.all_gather(self.flat, where)
 
-    def share_whole(self, x, where):
+    def all_gather(self, x, where):
         """A stretch of a parameter buffer, every entry from its owner"""
-        pieces = [stretch(x, max(y.start, where.start), min(y.stop, where.stop))
-                  for y in self.parts(x.size)]
+        pieces = [slice_or_none(x, max(y.start, where.start), min(y.stop, where.stop))
+                  for y in self.shards(x.size)]
         self.links.exchange([pieces[self.ranks.rank]] * self.ranks.size, pieces)
 
     def buffers(self):
         """(parameters, m, v) on the host, float32, of the first rank; nothing on another one"""
         own = self.owned(self.flat.size)
-        own_p = stretch(self.flat, own.start, own.stop)
+        own_p = slice_or_none(self.flat, own.start, own.stop)
         return [self.gathered(x) for x in (own_p, self.m, self.v)]
 
     def gathered(self, own):
@@ -277,11 +277,11 @@ class RankedModel(DataParallel, Model):
         if rank == 0:
             whole = np.empty(self.flat.size, np.float32)
         for pieces in self.pieces():
-            mine = stretch(own, pieces[rank].start - start, pieces[rank].stop - start)
+            mine = slice_or_none(own, pieces[rank].start - start, pieces[rank].stop - start)
             if rank:
                 self.links.exchange([mine, *nothing[1:]], nothing)
                 continue
-            found = [stretch(self.received[r], 0, x.stop - x.start) for r, x in enumerate(pieces)]
+            found = [slice_or_none(self.received[r], 0, x.stop - x.start) for r, x in enumerate(pieces)]
             self.links.exchange(nothing, found)
             for where, x in zip(pieces, [mine, *found[1:]]):
                 if x is not None:

@@ -23,11 +23,11 @@ from nanoeuler_parts.ranks.sockets import Ranks
 
 GRACE = 15.0                                 # seconds that others have to end where one has failed
 
-def of_ranks(run, ranks):
+def ranked_run(run, ranks):
     """A class of runs, like `run`, of all ranks together: the first one writes and speaks."""
     first = ranks.rank == 0
 
-    class OfRanks(run):
+    class RankedRun(run):
         def __init__(self, out, start, options, engine):
             super().__init__(out, start, options, engine)
             s, cfg = self.state, ne.asdict(self.model.cfg)
@@ -79,7 +79,7 @@ def of_ranks(run, ranks):
 
         def sample_text(self, n):
             return super().sample_text(n) if first else ""
-    return OfRanks
+    return RankedRun
 
 STARTED = "NANOEULER_STARTED_RANKS"           # in the environment of what start_ranks starts
 
@@ -126,7 +126,7 @@ def start_ranks(gpus):
         for number, how in before:
             signal.signal(number, how)
 
-class Notes:
+class RankErrors:
     """stderr of a rank that is not the first: what goes wrong, with its number, and no notes."""
 
     def __init__(self, rank, to):
@@ -150,7 +150,7 @@ def launch_ranks(run, flags):
         end_with_starter()
     if not first:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
-        sys.stderr = Notes(PLACE.rank, sys.stderr)
+        sys.stderr = RankErrors(PLACE.rank, sys.stderr)
     code = 1
     try:
         seen = os.environ["CUDA_VISIBLE_DEVICES"]
@@ -160,7 +160,7 @@ def launch_ranks(run, flags):
         open_device()
         RankedModel.links = Links(ranks)
         lock = alone if first else lambda out: contextlib.nullcontext("")
-        ne.launch(of_ranks(run, ranks), RankedModel, lock=lock, **flags)
+        ne.launch(ranked_run(run, ranks), RankedModel, lock=lock, **flags)
         ranks.all("", "the end")
         RankedModel.links.close()
         ranks.close()

@@ -11,9 +11,9 @@ import time
 
 from bpe import need, UserError
 
-SIGN, ENDS, GONE = b".", b"e", b"g"          # of life; of a good end; one is gone: which, follows
+HEARTBEAT, FINISHED, LOST = b".", b"e", b"g"          # of life; of a good end; one is gone: which, follows
 HELLO = "a rank of NanoEuler"
-EVERY, SILENT = 5.0, 40.0                    # seconds between signs, and without any
+HEARTBEAT_SECONDS, SILENCE_SECONDS = 5.0, 40.0                    # seconds between signs, and without any
 
 class Ranks:
     """The processes of a run.  Each has two sockets to the first one, which has two to each: for
@@ -26,9 +26,9 @@ class Ranks:
     def __init__(self, place, patience=60.0):
         self.rank, self.size = place.rank, place.size
         self.values, self.watched = {}, {}   # rank -> socket
-        self.ended = set()                   # ranks that are done
+        self.finished = set()                   # ranks that are done
         self.begun = False                   # has every rank answered?
-        self.gone, self.known = None, threading.Event()  # the rank that is, once that is known
+        self.lost_rank, self.loss_known = None, threading.Event()  # the rank that is, once that is known
         deadline = time.monotonic() + patience
         if self.rank == 0:
             self.await_others(place.address, deadline)
@@ -90,13 +90,13 @@ class Ranks:
         """[the value of each rank], in their order.  A value is what JSON can say; `where` of the
         program all ranks must be."""
         if self.rank:
-            self.say(0, [where, value])
-            found = self.hear(0)
+            self.send(0, [where, value])
+            found = self.receive(0)
         else:
             own = json.loads(json.dumps([where, value]))             # as the others see it
-            found = [own, *(self.hear(rank) for rank in range(1, self.size))]
+            found = [own, *(self.receive(rank) for rank in range(1, self.size))]
             for rank in range(1, self.size):
-                self.say(rank, found)
+                self.send(rank, found)
         places = [place for place, _ in found]
         need({*places} == {where}, f"the ranks are not at one place, but at {', '.join(places)}: "
              f"one had to leave the run, see its last line; continue the run with --resume")
@@ -106,13 +106,13 @@ class Ranks:
         """What the first rank says"""
         return self.all(value, where)[0]
 
-    def say(self, rank, value):
+    def send(self, rank, value):
         try:
             send_message(self.values[rank], value)
         except OSError:
             raise self.loss(rank) from None
 
-    def hear(self, rank):
+    def receive(self, rank):
         try:
             return read_message(self.values[rank])
         except OSError:
@@ -121,12 +121,12 @@ class Ranks:
     def loss(self, rank):
         """What to raise when a rank does not answer: another one may be why."""
         if self.rank == 0:
-            self.tell_who(rank)
-        elif self.known.wait(1.5):
-            rank = self.gone
-        return UserError(self.lost(rank))
+            self.report_loss(rank)
+        elif self.loss_known.wait(1.5):
+            rank = self.lost_rank
+        return UserError(self.loss_message(rank))
 
-    def lost(self, rank):
+    def loss_message(self, rank):
         if not self.begun:
             return f"rank {rank} of {self.size} does not answer; start all of them again"
         return f"rank {rank} of {self.size} is gone, so the run ends; continue it with --resume"
@@ -136,50 +136,50 @@ class Ranks:
         would: then the process ends, too."""
         try:
             seen, given = dict.fromkeys(self.watched, time.monotonic()), 0.0
-            while waiting := {self.watched[r]: r for r in self.watched.keys() - self.ended}:
-                if time.monotonic() - given >= EVERY:
+            while waiting := {self.watched[r]: r for r in self.watched.keys() - self.finished}:
+                if time.monotonic() - given >= HEARTBEAT_SECONDS:
                     given = time.monotonic()
-                    self.tell(SIGN, waiting.values())
+                    self.notify(HEARTBEAT, waiting.values())
                 for s in select.select(list(waiting), [], [], 1.0)[0]:
                     seen[waiting[s]] = time.monotonic()
-                    self.hear_sign(waiting[s], s)
-                for rank in self.watched.keys() - self.ended:
-                    if time.monotonic() - seen[rank] > SILENT:
+                    self.read_heartbeats(waiting[s], s)
+                for rank in self.watched.keys() - self.finished:
+                    if time.monotonic() - seen[rank] > SILENCE_SECONDS:
                         self.end_without(rank)
         except Exception as e:
             self.end(f"signs of life cannot be looked for ({e})")
 
-    def hear_sign(self, rank, s):
+    def read_heartbeats(self, rank, s):
         try:
             said = s.recv(64)
         except OSError:
             said = b""
-        if rank in self.ended:               # since `close`
+        if rank in self.finished:               # since `close`
             return
-        if who := re.search(GONE + rb"(\d+);", said):
-            self.end_without(int(who[1]))
-        elif ENDS in said:
-            self.ended.add(rank)
+        if report := re.search(LOST + rb"(\d+);", said):
+            self.end_without(int(report[1]))
+        elif FINISHED in said:
+            self.finished.add(rank)
         elif not said:
             self.end_without(rank)
 
-    def tell(self, what, ranks):
+    def notify(self, what, ranks):
         for rank in ranks:
             with contextlib.suppress(OSError):           # its end will be seen
                 self.watched[rank].sendall(what)
 
-    def tell_who(self, rank):
+    def report_loss(self, rank):
         """The others, who hear from the first one alone, who is gone"""
-        self.tell(GONE + b"%d;" % rank, self.watched.keys() - self.ended)
+        self.notify(LOST + b"%d;" % rank, self.watched.keys() - self.finished)
 
     def end_without(self, rank):
         """The end of this process, a moment later: it may find a reason of its own meanwhile."""
         if self.rank == 0:
-            self.tell_who(rank)
-        self.gone = rank
-        self.known.set()
+            self.report_loss(rank)
+        self.lost_rank = rank
+        self.loss_known.set()
         time.sleep(2)
-        self.end(self.lost(rank))
+        self.end(self.loss_message(rank))
 
     @staticmethod
     def end(why):
@@ -190,8 +190,8 @@ class Ranks:
 
     def close(self):
         """The run is over, and well.  Who has ended before is told, too: it may still listen."""
-        self.ended.update(self.watched)
-        self.tell(ENDS, self.watched)
+        self.finished.update(self.watched)
+        self.notify(FINISHED, self.watched)
 
 def send_message(s, value):
     text = json.dumps(value).encode()

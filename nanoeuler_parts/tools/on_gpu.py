@@ -58,7 +58,7 @@ class SftRun(CountsGpus, sft.SftRun):
 class DpoRun(CountsGpus, dpo.DpoRun):
     verb, Options = "d", make_dataclass("Options", (), bases=(OnGpu, dpo.DpoOptions))
 
-def on_gpu(verb, **engine):
+def device_verb(verb, **engine):
     """The function of a verb, called if there is a GPU that answers.
     engine: its arguments that are parts of nanoeuler_cuda.py, by their names there"""
     def run(**flags):
@@ -67,7 +67,7 @@ def on_gpu(verb, **engine):
         return verb(**{name: getattr(nc, part) for name, part in engine.items()}, **flags)
     return run
 
-def of_program(name):
+def program_verb(name):
     """A function of nanoeuler_cuda.py as that of a verb"""
     def run(**flags):
         import nanoeuler_cuda as nc
@@ -75,7 +75,7 @@ def of_program(name):
         return getattr(nc, name)(**flags)
     return run
 
-def stage(run):
+def training_verb(run):
     """The function of a verb that trains, on one GPU or on several."""
     def start(**flags):
         if PLACE.size > 1:
@@ -111,32 +111,32 @@ PRESET = arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),
              help="size of the model (default: base)")
 
 def test_verb(add):
-    add(of_program("self_tests"),
+    add(program_verb("self_tests"),
         arg("--quick", action="store_true", help="without the largest shapes"))
 
 def g_verb(add):
-    add(of_program("gradient_check"), PRESET, arg("--batch", type=int, default=1, help="sequences"))
+    add(program_verb("gradient_check"), PRESET, arg("--batch", type=int, default=1, help="sequences"))
 
 def t_verb(add):
-    return add(stage(Run), PRESET, ne.INIT, ne.out("nanoeuler.bin"), *RUN,
+    return add(training_verb(Run), PRESET, ne.INIT, ne.out("nanoeuler.bin"), *RUN,
                settings=fields(Run.Options), shape=ne.SHAPE)
 
 def tr_verb(add):
     t_verb(add).set_defaults(resume=True)
 
 def i_verb(add):
-    add(on_gpu(ne.generate_text, decoder="Decoder"), *ne.TO_GENERATE, settings=fields(ne.Sampling))
+    add(device_verb(ne.generate_text, decoder="Decoder"), *ne.TO_GENERATE, settings=fields(ne.Sampling))
 
 def s_verb(add):
-    add(stage(SftRun), sft.start_argument(SftRun), ne.out("nanoeuler_chat.bin"), *RUN,
+    add(training_verb(SftRun), sft.start_argument(SftRun), ne.out("nanoeuler_chat.bin"), *RUN,
         settings=fields(SftRun.Options), shape=sft.CONTEXT)
 
 def d_verb(add):
-    add(stage(DpoRun), sft.start_argument(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN,
+    add(training_verb(DpoRun), sft.start_argument(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN,
         settings=fields(DpoRun.Options), shape=sft.CONTEXT)
 
 def c_verb(add):
-    add(on_gpu(ne.chat, decoder="Decoder"), MODEL, settings=fields(ne.ChatSampling))
+    add(device_verb(ne.chat, decoder="Decoder"), MODEL, settings=fields(ne.ChatSampling))
 
 def eval_verb(add):
     from nanoeuler_parts.tools.evaluation import EVAL_ARGUMENTS, EvalOptions, evaluate
@@ -148,12 +148,12 @@ def eval_verb(add):
         matmul: str = ne.setting("wgmma", 0, 0)          # these two have no flag
         recompute: bool = ne.setting(True, 0, 0)         # no layer is kept: nothing goes back
 
-    call = on_gpu(partial(evaluate, settings=Options), decoder="Decoder", engine="Model")
+    call = device_verb(partial(evaluate, settings=Options), decoder="Decoder", engine="Model")
     add(call, *EVAL_ARGUMENTS, settings=fields(Options))
 
 def serve_verb(add):
     from nanoeuler_parts.serve.verb import serve, SERVED, Serving
-    add(on_gpu(serve, decoder="Decoder"), SERVED, settings=fields(Serving))
+    add(device_verb(serve, decoder="Decoder"), SERVED, settings=fields(Serving))
 
 def doctor_verb(add):
     add(doctor)
