@@ -194,7 +194,7 @@ def test_a_signal_to_one_stops_all_after_the_same_step(text, tmp_path):
 
 def test_a_rank_that_does_not_come_is_named():
     port = free_port()
-    with pytest.raises(ne.UserError, match=f"rank 1 of 2 did not come to 127.0.0.1:{port}"):
+    with pytest.raises(ne.UserError, match=f"rank 1 of 2 did not connect to 127.0.0.1:{port}"):
         sockets.Ranks(place.Place(0, 2, 0, ("127.0.0.1", port)), patience=0.3)
     with pytest.raises(ne.UserError, match="rank 0 does not answer .* MASTER_ADDR"):
         sockets.Ranks(place.Place(1, 2, 1, ("127.0.0.1", port)), patience=0.3)
@@ -244,7 +244,7 @@ def test_values_come_in_the_order_of_ranks_and_to_the_last_bit():
 def test_ranks_at_two_places_say_so():
     ranks = both()
     said = in_threads(ranks, lambda r: r.all(1, "a step" if r.rank else "a save"))
-    assert said[0] == said[1] and "not at one place, but at a save, a step" in said[0]
+    assert said[0] == said[1] and "at different places, a save, a step" in said[0]
     for r in ranks:
         r.close()
 
@@ -491,7 +491,7 @@ def test_gpus_starts_a_process_for_each(tmp_path, monkeypatch):
         assert processes.start_ranks(3) == code
         assert [(tmp_path / str(r)).read_text() for r in range(3)] == [
             f"{r} 3 127.0.0.1" for r in range(3)]
-    with pytest.raises(ne.UserError, match="--gpus is 4, and there are 3"):
+    with pytest.raises(ne.UserError, match="--gpus is 4, but this machine has 3 GPUs"):
         processes.start_ranks(4)
 
 
@@ -503,7 +503,7 @@ def test_a_rank_of_another_number_of_ranks_is_named():
 
     other = threading.Thread(target=knock)
     other.start()
-    with pytest.raises(ne.UserError, match="rank 1 is one of 3, not of 2"):
+    with pytest.raises(ne.UserError, match="rank 1 was started as one of 3 ranks, expected 2"):
         sockets.Ranks(place.Place(0, 2, 0, ("127.0.0.1", port)))
     other.join(200)
 
