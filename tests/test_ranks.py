@@ -475,7 +475,7 @@ def test_a_run_that_had_other_gpus_says_so_and_looks_for_room_anew(before, noted
     options = on_gpu.Run.Options()
     made = run("a.bin", start, options, None)
     assert options.gpus == 4 and (made.start.state.micro_batch is None) == noted
-    assert ("a.bin had 1 GPU, and goes on with 4" in capsys.readouterr().err) == noted
+    assert ("a.bin was trained on 1 GPU, and continues on 4" in capsys.readouterr().err) == noted
 
 
 def test_gpus_starts_a_process_for_each(tmp_path, monkeypatch):
