@@ -279,7 +279,7 @@ def test_who_comes_late_is_waited_for(monkeypatch):
 @pytest.mark.parametrize("said, gone, ended", [
     (b"..", None, False), (b".e", None, True), (b"", 1, False), (b"g2;", 2, False),
     (b".g12;.e", 12, False), (b"g2;e", 2, False)])
-def test_signs_are_read_whatever_comes_with_them(said, gone, finished, monkeypatch):
+def test_signs_are_read_whatever_comes_with_them(said, gone, ended, monkeypatch):
     ranks, found = both(), []
     monkeypatch.setattr(sockets.Ranks, "end_without", lambda self, rank: found.append(rank))
     for r in ranks:
@@ -287,7 +287,7 @@ def test_signs_are_read_whatever_comes_with_them(said, gone, finished, monkeypat
     ranks[0].finished.clear()
     heard = type("Socket", (), {"recv": lambda self, n: said})()
     ranks[0].read_heartbeats(1, heard)
-    assert found == ([] if gone is None else [gone]) and (1 in ranks[0].finished) == finished
+    assert found == ([] if gone is None else [gone]) and (1 in ranks[0].finished) == ended
     ranks[0].finished.add(1)
 
 

@@ -9,8 +9,8 @@ import re
 import subprocess
 import sys
 
-# The commands that start the GPU program and the CPU program: the files, or the commands that pip
-# installs, if the user typed one of those
+# The commands that start the GPU program and the CPU program, in the form that the user typed: the
+# commands that pip installs, or the files
 INSTALLED = os.path.basename(sys.argv[0]).removesuffix(".exe") == "nanoeuler-cuda"
 HERE, ON_CPU = (("nanoeuler-cuda", "nanoeuler") if INSTALLED else
                 ("python nanoeuler_cuda.py", "python nanoeuler.py"))
@@ -46,7 +46,7 @@ def nccl_found():
         import nccl.core as nccl
         return str(nccl.get_version().libnccl.version)
     except Exception as e:                   # NCCL raises many classes: see nccl_errors
-        return f"not usable: {e}; needed for several GPUs; install it with: {NCCL}"
+        return f"not usable ({e}); several GPUs need it: {NCCL}"
 
 def links_found():
     """Returns how the GPUs of this machine are connected, with nvidia-smi's abbreviations, or "".

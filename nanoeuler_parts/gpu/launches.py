@@ -114,8 +114,8 @@ def launch(kernel, *args, grid, block, smem=0, resident=False):
     while True:
         try:
             return config(*args)
-        except CheckNeeded as first:         # before the launch: try again after it
-            first.check()
+        except CheckNeeded as needed:# raised before the launch: launch again
+            needed.check()
 
 def gpus_here():
     """Returns the number of GPUs that are visible to this process."""
@@ -147,9 +147,9 @@ def need_resident(compiled, config):
     compiled.cooperative = True
 
 def ok(result):
-    """Returns the values of a driver call without its error code.  Raises CudaAPIError if that is
-    not zero.  It is no UserError, since a chat continues after one: many CUDA errors are sticky,
-    which means that every later call fails, too."""
+    """Returns the values of a driver call without its error code.  Raises CudaAPIError if the code
+    is not zero.  A UserError would be wrong, because a chat continues after it.  Many CUDA errors
+    are sticky: all later calls fail, too."""
     error, *values = result
     if int(error):
         raise CudaAPIError(int(error), driver.cuGetErrorString(error)[1].decode())
@@ -249,8 +249,8 @@ class Graph:
 @contextlib.contextmanager
 def at_most(top, maps=None):
     """In this block, uses no kernel path above `top`.
-    maps: a dict that keeps the tensor maps made in this block, because kernels and recorded graphs
-    read them; None: the maps are dropped at the end of the block"""
+    maps: a dict that keeps the tensor maps made in this block.  Kernels and recorded graphs read
+    them as long as they run.  None: the maps are dropped at the end of the block"""
     before = gpu.highest, gpu.tensor_maps
     gpu.highest, gpu.tensor_maps = top, {} if maps is None else maps
     try:

@@ -56,11 +56,11 @@ from nanoeuler_parts.tensor_cores.tiles import mma
 #           its A, (16, 16), and W its B, (16, 8).  Any mapping of a lane's registers to k works, if
 #           A and B share it.
 # Rounding  x is float32, but mma takes bfloat16, which has 8 bits.  So x is split into two bfloat16
-#           numbers, which hold 17 of its 24 bits: hi is the nearest to x and fills rows 0 to 7 of
-#           A, mid is the nearest to x - hi and fills rows 8 to 15.  The multiplied number differs
-#           from x by at most 2^-18 of x.  Sums are float32.
-# Order     The sums of a row depend on its own position only: not on the other rows, nor on its
-#           place among them.  So a text gives the same bits alone, in a batch and with drafts.
+#           numbers, which hold 17 of its 24 bits.  hi is the nearest to x, and fills rows 0 to 7
+#           of A.  mid is the nearest to x - hi, and fills rows 8 to 15.  The multiplied number
+#           differs from x by at most 2^-18 of x.  Sums are float32.
+# Order     The order of a row's sums depends on its own position only, not on the other rows, nor
+#           on its place among them.  So a text gives the same bits alone, in a batch and with drafts.
 #           Kernels for a few rows and for many are compiled separately.  Where the compiler could
 #           round a product and a sum once or twice, fma and fmul_rn decide it.
 # Indices   A kernel takes a few microseconds, so a warp has time for some hundred instructions.
@@ -68,7 +68,8 @@ from nanoeuler_parts.tensor_cores.tiles import mma
 #           all indices are u32, which saves half of the instructions.
 # Copies    On Hopper, the copy engine (TMA) brings a block's rows of W into shared memory.  A
 #           kernel requests them before it waits for the previous kernel, so they arrive while that
-#           one computes.  On other GPUs, a kernel loads them into registers.
+#           one computes.  `take_turn` waits for the previous kernel, and lets the next one start.
+#           On other GPUs, kernels do not overlap, and load W into registers.
 # Ahead     If tokens are sampled on the GPU and every text continues, the next step is queued
 #           before the host has read the tokens of the current one.  `advance_kernel` makes its
 #           table on the GPU, so the GPU does not wait for the host.
@@ -140,7 +141,7 @@ def draw_field(draws, i):
 
 @inlined
 def hi_and_mid(a, j, x, y):
-    """Splits two neighbours of a row of x into pairs of bfloat16: hi to a[j], mid to a[j + 1]."""
+    """Splits two neighbours x, y of a row into pairs of bfloat16: hi to a[j], mid to a[j + 1]."""
     hi = pack_bf16(x, y)
     a[j], a[j + 1] = hi, pack_bf16(x - lower_half(hi), y - upper_half(hi))
 
@@ -326,7 +327,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
     two_blocks_per_sm = cuda_kernel(launch_bounds=(256, 2))
 
     @inlined
-    def own_table(rows):
+    def copied_table(rows):
         """Copies `rows` to shared memory and returns the copy.  Warps 1 to 7 copy, since warp 0
         requests W.
 
@@ -376,7 +377,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
         first, second = head * u32(D) + i0, head * u32(D) + i0 + u32(HALF)
         partial, squares = cuda.shared.array(QKV_SHARES, f32), cuda.shared.array(SQUARES, f32)
         barrier = pair_product.request_weights(w, first, second, gain)
-        table = own_table(rows)
+        table = copied_table(rows)
         t, count = thread_id(), u32(table[COUNTS, N_ROWS])
         n, i = t >> u32(3), i0 + (t & u32(7))
         r, starts = first_row_of_block() + n, starts_of(first_row_of_block(), count, C)
@@ -464,7 +465,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
         partial, squares = cuda.shared.array(PROJ_SHARES, f32), cuda.shared.array((1, 1), f32)
         att = cuda.shared.array(0, f32, 16)
         barrier = att_product.request_weights(w, first, first, w)
-        table = own_table(rows)
+        table = copied_table(rows)
         count = u32(table[COUNTS, N_ROWS])
         r, n, old = t >> u32(3), first + (t & u32(7)), f32(0)
         starts = filled(1, u32(ATT_START) + min(own_row(), u32(count - u32(1))) * u32(ATT_STRIDE))
@@ -492,7 +493,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
         t, first = thread_id(), u32(8 * HALF_X_TILES) * u32(cuda.blockIdx.x)
         partial, squares = cuda.shared.array(X_SHARES, f32), cuda.shared.array(SQUARES, f32)
         barrier = x_product.request_weights(w, first, first + u32(F), gain)
-        table = own_table(rows)
+        table = copied_table(rows)
         count, r, column = u32(table[COUNTS, N_ROWS]), t >> u32(3), t & u32(7)
         starts = starts_of(first_row_of_block(), count, C)
         take_turn()
@@ -513,7 +514,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
         t, first = thread_id(), u32(8 * SWIGLU_TILES) * u32(cuda.blockIdx.x)
         partial, squares = cuda.shared.array(SWIGLU_SHARES, f32), cuda.shared.array((1, 1), f32)
         barrier = swiglu_product.request_weights(w, first, first + u32(8), w)
-        table = own_table(rows)
+        table = copied_table(rows)
         count, r, column = u32(table[COUNTS, N_ROWS]), t >> u32(3), t & u32(7)
         mine = r < X_ROWS and first_row_of_block() + r < count
         starts, old = starts_of(first_row_of_block(), count, F), filled(SWIGLU_TILES, f32(0))
@@ -537,7 +538,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
         t, first, V = thread_id(), u32(8 * X_TILES) * u32(cuda.blockIdx.x), u32(w.shape[0])
         partial, squares = cuda.shared.array(X_SHARES, f32), cuda.shared.array(SQUARES, f32)
         barrier = x_product.request_weights(w, first, first + u32(8 * HALF_X_TILES), gain)
-        table = own_table(rows)
+        table = copied_table(rows)
         count, base = u32(table[COUNTS, N_WANTED]), first_row_of_block()
         starts, r, column = cuda.local.array(GROUPS, u32), t >> u32(3), t & u32(7)
         for group in range(GROUPS):

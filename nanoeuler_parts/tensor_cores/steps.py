@@ -136,7 +136,7 @@ def power_of_two(n):
     """Returns n rounded up to a power of two, or 0 for 0."""
     return 1 << (n - 1).bit_length() if n else 0
 
-# What a graph of RowSteps computes, the key of `RowSteps.graphs`:
+# The kind of a graph of RowSteps, and its key in `RowSteps.graphs`:
 # rows          upper bound of the number of rows
 # splits        upper bound of the splits of their contexts; 0: Prompts has already run the layers
 #               of these rows, and only their logits remain
@@ -422,8 +422,9 @@ class RowSteps:
                      cdiv(lines, groups * GROUP)))
 
     def guesses(self, line, x=None):
-        """Returns the logits of the heads but the first, (heads, V), for one row of x.
-        line: the row of x of this line of the last step is used; x (C,): used instead, if given"""
+        """Returns the logits of all heads but the first, (heads, V), for one row of x.
+        line: use the row of x in this line of the last step
+        x: use this row (C,) instead, unless it is None"""
         need(self.ahead is None, "guesses need the last step, but another one was queued after it")
         self.wait()
         if x is None:
