@@ -546,7 +546,7 @@ def dry_run(total=1 << 50):
                 (cuda, "get_current_device", lambda: device.gpu),
                 (ptx, "tensor_map", device.tensor_map),
                 (steps, "upload", upload), (steps, "download", lambda staged, x: upload(x, staged)),
-                (steps, "row_to", row_to),
+                (steps, "copy_row", copy_row),
                 (sys.modules["numba.cuda.cudadrv.devices"], "get_context", lambda *_: context),
                 (nc.gpu, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),
                 (nc.Graph, "enabled", False),
@@ -567,7 +567,7 @@ def upload(x, staged):
     assert 0 < staged.nbytes <= x.gpu_data.size
 
 
-def row_to(x, out, start):
+def copy_row(x, out, start):
     assert x.dtype == out.dtype and start + x.shape[1] <= out.size
 
 

@@ -169,7 +169,7 @@ def widest(launches):
         if x.name.startswith("product_kernels_"):
             known = constants(x.kernel)
             size = known.get("C", known.get("HD")), known.get("F", 0)
-            key = x.name, known.get("ROWS")
+            key = x.name, known.get("X_ROWS")
         found[key] = max(found.get(key, (size, x)), (size, x), key=lambda pair: pair[0])
     return [x for _, x in found.values()]
 

@@ -60,7 +60,8 @@ from nanoeuler_parts.tensor_cores.tiles import mma
 #           of A.  mid is the nearest to x - hi, and fills rows 8 to 15.  The multiplied number
 #           differs from x by at most 2^-18 of x.  Sums are float32.
 # Order     The order of a row's sums depends on its own position only, not on the other rows, nor
-#           on its place among them.  So a text gives the same bits alone, in a batch and with drafts.
+#           on its place among them.  So a text gives the same bits alone, in a batch and with
+#           drafts.
 #           Kernels for a few rows and for many are compiled separately.  Where the compiler could
 #           round a product and a sum once or twice, fma and fmul_rn decide it.
 # Indices   A kernel takes a few microseconds, so a warp has time for some hundred instructions.
