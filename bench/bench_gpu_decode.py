@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.gpu.launches import overlapping
-from nanoeuler_parts.tensor_cores.rows import AT_ONCE, BY_ROWS, keys_a_part
+from nanoeuler_parts.tensor_cores.rows import AT_ONCE, BY_ROWS, keys_per_split
 from nanoeuler_parts.tensor_cores.steps import StepKind, power_of_two
 
 def median_ms(call, n=3):
@@ -56,7 +56,7 @@ def decode_ms(decoder, batch, T, draw=GREEDY):
 def device_ms(decoder, batch, T):
     """ms a step on the device, mean over a context: graphs of each length, one after another"""
     steps, total = decoder.steps, 0.0
-    unit = keys_a_part(decoder.cfg.head_dim)
+    unit = keys_per_split(decoder.cfg.head_dim)
     for end in range(unit, T + unit, unit):
         position = min(end, T) - 1
         for slot in range(batch):
@@ -66,11 +66,11 @@ def device_ms(decoder, batch, T):
             decoder.draw(parts, [GREEDY] * batch)
             for slot in range(batch):
                 decoder.truncate(position, slot)
-        parts_now = steps.parts_bucket(position + 1)
-        kind = StepKind(AT_ONCE, parts_now, AT_ONCE, False, True)
+        splits = steps.splits_bucket(position + 1)
+        kind = StepKind(AT_ONCE, splits, AT_ONCE, False, True)
         if batch <= AT_ONCE:
             rows = power_of_two(batch)
-            kind = StepKind(rows, parts_now, rows, True, True)
+            kind = StepKind(rows, splits, rows, True, True)
         replay = functools.partial(steps.graphs[kind], None)
 
         def many():
@@ -116,7 +116,7 @@ def kernel_us(decoder, batch):
     nc.launch = keep
     try:
         lines = power_of_two(batch)
-        steps.queue(StepKind(lines, steps.parts_bucket(T), lines, False, True))
+        steps.queue(StepKind(lines, steps.splits_bucket(T), lines, False, True))
     finally:
         nc.launch = launch
     out = {}

@@ -82,7 +82,7 @@ def communication(nc, model, n=20):
     """ms of a step that the exchanges take by themselves"""
     def once():
         model.sum_gradients()
-        model.share_parameters()
+        model.gather_parameters()
         nc.gpu.stream.synchronize()
     once()
     began = time.perf_counter()

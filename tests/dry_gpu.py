@@ -28,7 +28,7 @@ from nanoeuler_parts.ranks import engine
 from nanoeuler_parts.tensor_cores import ptx, steps
 from nanoeuler_parts.tensor_cores.attention import tensor_attention
 from nanoeuler_parts.tensor_cores.matmul import MMA_SMEM, WGMMA_SMEM
-from nanoeuler_parts.tensor_cores.rows import AT_ONCE, BY_ROWS, GROUP, keys_a_part, weight_stride
+from nanoeuler_parts.tensor_cores.rows import AT_ONCE, BY_ROWS, GROUP, keys_per_split, weight_stride
 from nanoeuler_parts.tensor_cores.tiles import ONE_TILE_SMEM, one_tile_matmul
 from oracles.naive_attention import NaiveModel
 
@@ -93,7 +93,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert all(1 <= n <= most for n, most in zip(self.grid, (2**31 - 1, 65535, 65535))), (
             f"grid {self.grid}")
         assert min(self.block) >= 1 and math.prod(self.block) <= 1024 and self.block[2] <= 64
-        assert self.smem == 0 or launches.once(launches.allow_shared) in self.asked
+        assert self.smem == 0 or launches.check_once(launches.allow_shared) in self.asked
         for x in filter(is_array, self.args):
             first, end = extent(x)
             assert end - first <= x.gpu_data.size, "an array beyond the end of its memory"
@@ -131,7 +131,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert a[5] == b[5] == 2 and out[1:3] == (M, N) and out[4] == 64
         assert out[5] == (4 if accumulate else 2) and 1 <= splits <= tiles(K, 64)
         assert splits == 1 or accumulate and semaphores.size >= 2 * tiles(M, 128) * tiles(N, 256)
-        assert splits == 1 or launches.once(launches.need_resident) in self.asked
+        assert splits == 1 or launches.check_once(launches.need_resident) in self.asked
         first, end = out[0], out[0] + (M - 1) * out[3] + out[5] * N
         for pointer, rows, columns, stride, _, size in (a, b):
             assert end <= pointer or pointer + (rows - 1) * stride + size * columns <= first
@@ -347,7 +347,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
     def product_runs(self, N, tiles, K, normed=False, more_smem=0):
         """Of a product with N outputs a row, blocks of so many tiles of W"""
-        groups = constants(self.kernel)["ROWS"] // GROUP if self.grid[1] > 1 else 1
+        groups = constants(self.kernel)["X_ROWS"] // GROUP if self.grid[1] > 1 else 1
         assert 1 <= self.grid[1] <= AT_ONCE // GROUP // groups
         hopper = nc.kernel_path() == "wgmma"
         smem = tiles * 8 * weight_stride(K) + 4 * K * normed if hopper else 0
@@ -367,7 +367,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         heads, blocks, count = constants(self.kernel)["HEADS"], *self.grid[1:]
         assert vc.shape == kc.shape and HD == H * D and H // G % heads == 0
         assert o.shape == (R, parts, HD) and ml.shape == (R, parts, H, 2)
-        assert parts <= tiles(T, keys_a_part(D)) and 1 <= count <= R == AT_ONCE
+        assert parts <= tiles(T, keys_per_split(D)) and 1 <= count <= R == AT_ONCE
         assert blocks == parts and constants(self.kernel)["BLOCKS"] == H // G // heads
         self.rows_of(rows, q, kc, vc)
         self.runs((H // heads, blocks, count), 256)
@@ -403,21 +403,21 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         (R, F), C = y.shape, x.shape[1]
         assert x.shape == (R, C) and gain.shape == (C,) and w.shape == (2 * F, C)
         self.rows_of(rows, x, gain, w)
-        self.product_runs(2 * F, 2 * constants(self.kernel)["HALF_OF_X"], C, normed=True)
+        self.product_runs(2 * F, 2 * constants(self.kernel)["HALF_X_TILES"], C, normed=True)
         apart(y, x)
 
     def product_kernels_down(self, x, y, w, rows):
         (R, F), C = y.shape, x.shape[1]
         assert len(x) == R and w.shape == (C, F)
         self.rows_of(rows, x, y, w)
-        self.product_runs(C, constants(self.kernel)["OF_SWIGLU"], F)
+        self.product_runs(C, constants(self.kernel)["SWIGLU_TILES"], F)
         apart(x, y)
 
     def product_kernels_logits(self, out, x, gain, w, rows, eps):
         V, C = w.shape
         assert out.shape[1] == V + C == V + x.shape[1] and gain.shape == (C,)
         self.rows_of(rows, x, gain, w)
-        self.product_runs(V, constants(self.kernel)["OF_X"], C, normed=True)
+        self.product_runs(V, constants(self.kernel)["X_TILES"], C, normed=True)
         apart(out, x)
 
     def take_kernel_take(self, x, rows, wte):
@@ -546,7 +546,7 @@ def dry_run(total=1 << 50):
                 (cuda, "get_current_device", lambda: device.gpu),
                 (ptx, "tensor_map", device.tensor_map),
                 (steps, "upload", upload), (steps, "download", lambda staged, x: upload(x, staged)),
-                (steps, "row_to", row_to),
+                (steps, "copy_row", copy_row),
                 (sys.modules["numba.cuda.cudadrv.devices"], "get_context", lambda *_: context),
                 (nc.gpu, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),
                 (nc.Graph, "enabled", False),
@@ -567,7 +567,7 @@ def upload(x, staged):
     assert 0 < staged.nbytes <= x.gpu_data.size
 
 
-def row_to(x, out, start):
+def copy_row(x, out, start):
     assert x.dtype == out.dtype and start + x.shape[1] <= out.size
 
 

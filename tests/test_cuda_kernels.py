@@ -18,8 +18,8 @@ from numba import cuda, types
 from numba.cuda import compiler
 
 import nanoeuler_cuda as nc
-from nanoeuler_parts.tensor_cores.rows import GROUP, MERGED, SLICE, TURNS_AT_ONCE, row_product
-from nanoeuler_parts.tensor_cores.steps import heads_a_block
+from nanoeuler_parts.tensor_cores.rows import GROUP, MERGE_FROM, SLICE, TURNS_AT_ONCE, row_product
+from nanoeuler_parts.tensor_cores.steps import heads_per_block
 from nanoeuler_parts.gpu import launches
 
 
@@ -169,7 +169,7 @@ def widest(launches):
         if x.name.startswith("product_kernels_"):
             known = constants(x.kernel)
             size = known.get("C", known.get("HD")), known.get("F", 0)
-            key = x.name, known.get("ROWS")
+            key = x.name, known.get("X_ROWS")
         found[key] = max(found.get(key, (size, x)), (size, x), key=lambda pair: pair[0])
     return [x for _, x in found.values()]
 
@@ -374,7 +374,7 @@ def rows_launches(preset, *counts):
     return {x.name: x for x in device.launches}
 
 
-FEW, MANY, MOST = (MERGED, 1), (GROUP + 1,), (4 * GROUP,)
+FEW, MANY, MOST = (MERGE_FROM, 1), (GROUP + 1,), (4 * GROUP,)
 
 
 def test_parts_are_merged_alike_alone_and_among_many(request):
@@ -397,13 +397,13 @@ def test_a_product_of_rows_takes_each_slice_once(groups):
     for K in [8, 40, 264, *range(256, 16_384, 256)]:
         multiply = row_product(K, 1, groups, False, True).multiply
         found = SimpleNamespace(**constants(multiply))
-        taken = [(turn0 + i) * 8 + warp for turn0 in range(0, found.TURNS, found.BATCH)
-                 for i in range(found.BATCH) for warp in range(8)]
-        if not found.WHOLE:
+        taken = [(turn0 + i) * 8 + warp for turn0 in range(0, found.TURNS, found.TURNS_LOADED)
+                 for i in range(found.TURNS_LOADED) for warp in range(8)]
+        if not found.EXACT:
             taken = [at for at in taken if at < found.SLICES]
         assert sorted(taken) == list(range(-(-K // SLICE))), K
-        assert found.BATCH <= TURNS_AT_ONCE[groups]
-        uneven += found.TURNS % found.BATCH > 0
+        assert found.TURNS_LOADED <= TURNS_AT_ONCE[groups]
+        uneven += found.TURNS % found.TURNS_LOADED > 0
     assert uneven > 10 or groups == 4        # of which a turn is all that is under way
 
 
@@ -419,7 +419,7 @@ def test_rows_load_16_bytes_at_once(counts, request):
     """All that a thread loads in a loop: weights, x, gains, keys, values, parts of attention.  And
     what the copy engine is asked for."""
     C, F, HD = (-(-K // 256) for K in (BASE.n_embd, BASE.n_hidden, BASE.n_head * BASE.head_dim))
-    heads = heads_a_block(BASE.n_head, BASE.n_kv_head)
+    heads = heads_per_block(BASE.n_head, BASE.n_kv_head)
     expected = {"qkv": Wide(4 * C, 2 * C, 2), "down": Wide(F, 2 * F, 1), "merge": Wide(0, 8),
                 "proj": Wide(3 * HD, 8, 1), "attend": Wide(0, 8 + heads, ahead=2)}
     expected["gate_up"] = expected["logits"] = Wide(6 * C, 2 * C, 2)

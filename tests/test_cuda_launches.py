@@ -21,7 +21,7 @@ from numba import cuda
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.tensor_cores import steps
-from nanoeuler_parts.tensor_cores.rows import MERGED, TURNS_AT_ONCE, keys_a_part
+from nanoeuler_parts.tensor_cores.rows import MERGE_FROM, TURNS_AT_ONCE, keys_per_split
 from nanoeuler_parts.tensor_cores.steps import whole_smem
 from nanoeuler_parts.gpu import launches
 
@@ -167,7 +167,7 @@ def test_a_prompt_of_several_steps(weights, dry):
 def test_rows_of_a_step(dry):
     """64 rows at most, in blocks of eight, or of sixteen where there are more; three that are read
     are four for the graph."""
-    cfg = replace(SMALL, n_layer=1, seq_len=2 * keys_a_part(SMALL.head_dim))
+    cfg = replace(SMALL, n_layer=1, seq_len=2 * keys_per_split(SMALL.head_dim))
     decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16", slots=4)
 
     def grids(name, *parts):
@@ -177,10 +177,10 @@ def test_rows_of_a_step(dry):
 
     assert grids("attend_kernel_attend", (3, [0] * 19, 2), (1, [0] * 2, 1)) == [(1, 32)]
     assert grids("product_kernels_gate_up", (3, [0] * 3, 2)) == [(1, 1)]
-    assert grids("product_kernels_merge", (3, [0] * (MERGED // 2), 1)) == []
-    assert grids("product_kernels_merge", (3, [0] * MERGED, 1)) == [(MERGED, 1)]
+    assert grids("product_kernels_merge", (3, [0] * (MERGE_FROM // 2), 1)) == []
+    assert grids("product_kernels_merge", (3, [0] * MERGE_FROM, 1)) == [(MERGE_FROM, 1)]
     assert grids("product_kernels_logits", (3, [0] * 11, 9), (1, [0] * 2, 2)) == [(1, 1)]
-    assert decoder.texts[3] == [0] * (35 + MERGED)
+    assert decoder.texts[3] == [0] * (35 + MERGE_FROM)
     decoder.truncate(19, 3)
     found = grids("attend_kernel_attend", (3, [0] * (cfg.seq_len - 19), 1))
     assert found == [(1, 64), (2, 64), (2, 64), (2, 64)]
@@ -400,8 +400,8 @@ def test_blocks_that_wait_for_each_other_must_be_there_together(each, fits, dry,
     for _ in range(2):
         with contextlib.nullcontext() if fits else pytest.raises(ne.UserError, match="46 blocks"):
             try:
-                launches.once(launches.need_resident)(compiled, config)
-            except launches.FirstLaunch as first:
+                launches.check_once(launches.need_resident)(compiled, config)
+            except launches.CheckNeeded as first:
                 first.check()
             done.append(1)
     assert asked == [(7, 384, 1)] * (1 if fits else 2) and len(done) == 2 * fits
@@ -440,7 +440,7 @@ def test_a_launch_asks_what_an_equal_one_before_it_did_not(monkeypatch):
     kernel = {(132, 384, None, 60 << 10): Config()}
     for resident in (False, True, True, False):
         nc.launch(kernel, grid=132, block=384, smem=60 << 10, resident=resident)
-    assert Config.pre_launch_callbacks == [launches.once(check) for check in (
+    assert Config.pre_launch_callbacks == [launches.check_once(check) for check in (
         launches.allow_shared, launches.need_resident)]
 
 
@@ -678,7 +678,7 @@ def test_a_decoder_keeps_few_graphs(dry, monkeypatch):
 @pytest.mark.parametrize("H, G, heads", [(12, 4, 3), (8, 1, 4), (14, 2, 7), (5, 1, 5), (9, 9, 1),
                                          (22, 2, 1), (16, 2, 4)])
 def test_heads_that_share_keys_share_a_block(H, G, heads):
-    assert steps.heads_a_block(H, G) == heads
+    assert steps.heads_per_block(H, G) == heads
 
 
 # ---- without nanoeuler_parts/tensor_cores

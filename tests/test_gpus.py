@@ -139,7 +139,7 @@ def test_one_that_is_gone_ends_all_and_the_run_goes_on(who, how, tmp_path):
     for gpus in (ALL // 2, 1):
         step += 20
         said = train(path, "--resume", "--steps", step, gpus=gpus)
-        assert f"goes on with {gpus}" in said, said
+        assert f"continues on {gpus}" in said, said
         assert state(path)[0] == step and len(losses_of(path)) >= step
 
 

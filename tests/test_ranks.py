@@ -194,7 +194,7 @@ def test_a_signal_to_one_stops_all_after_the_same_step(text, tmp_path):
 
 def test_a_rank_that_does_not_come_is_named():
     port = free_port()
-    with pytest.raises(ne.UserError, match=f"rank 1 of 2 did not come to 127.0.0.1:{port}"):
+    with pytest.raises(ne.UserError, match=f"rank 1 of 2 did not connect to 127.0.0.1:{port}"):
         sockets.Ranks(place.Place(0, 2, 0, ("127.0.0.1", port)), patience=0.3)
     with pytest.raises(ne.UserError, match="rank 0 does not answer .* MASTER_ADDR"):
         sockets.Ranks(place.Place(1, 2, 1, ("127.0.0.1", port)), patience=0.3)
@@ -244,20 +244,20 @@ def test_values_come_in_the_order_of_ranks_and_to_the_last_bit():
 def test_ranks_at_two_places_say_so():
     ranks = both()
     said = in_threads(ranks, lambda r: r.all(1, "a step" if r.rank else "a save"))
-    assert said[0] == said[1] and "not at one place, but at a save, a step" in said[0]
+    assert said[0] == said[1] and "at different places, a save, a step" in said[0]
     for r in ranks:
         r.close()
 
 
 def test_who_comes_late_is_waited_for(monkeypatch):
     """Longer than anybody may be silent later: nobody is missed before all are there."""
-    monkeypatch.setattr(sockets, "SILENT", 0.2)
+    monkeypatch.setattr(sockets, "SILENCE_SECONDS", 0.2)
     port, found, missed, all_begun = free_port(), [], [], threading.Event()
 
     @may_stay_idle
     def end_without(self, rank):
         missed.append((self.rank, rank, all_begun.is_set()))
-        self.ended.add(rank)
+        self.finished.add(rank)
 
     monkeypatch.setattr(sockets.Ranks, "end_without", end_without)
 
@@ -284,11 +284,11 @@ def test_signs_are_read_whatever_comes_with_them(said, gone, ended, monkeypatch)
     monkeypatch.setattr(sockets.Ranks, "end_without", lambda self, rank: found.append(rank))
     for r in ranks:
         r.close()
-    ranks[0].ended.clear()
+    ranks[0].finished.clear()
     heard = type("Socket", (), {"recv": lambda self, n: said})()
-    ranks[0].hear_sign(1, heard)
-    assert found == ([] if gone is None else [gone]) and (1 in ranks[0].ended) == ended
-    ranks[0].ended.add(1)
+    ranks[0].read_heartbeats(1, heard)
+    assert found == ([] if gone is None else [gone]) and (1 in ranks[0].finished) == ended
+    ranks[0].finished.add(1)
 
 
 def message(value):
@@ -356,7 +356,7 @@ def connected(port):
 # ---- shares
 @given(st.integers(0, 10_000), st.integers(1, 64))
 def test_shares_are_all_there_is_once(n, size):
-    for split, unit in (engine.share, 1), (engine.part, 8):
+    for split, unit in (engine.share, 1), (engine.shard, 8):
         found = [split(n, rank, size) for rank in range(size)]
         assert [i for x in found for i in range(x.start, x.stop)] == list(range(n))
         sizes = [x.stop - x.start for x in found]
@@ -402,7 +402,7 @@ def test_an_import_changes_no_environment():
 def test_notes_of_other_ranks_are_not_repeated():
     import io
     out = io.StringIO()
-    notes = processes.Notes(3, out)
+    notes = processes.RankErrors(3, out)
     print("note: the same for all\nnanoeuler: what", "went wrong", file=notes)
     assert out.getvalue() == "rank 3: nanoeuler: what went wrong\n"
 
@@ -475,7 +475,7 @@ def test_a_run_that_had_other_gpus_says_so_and_looks_for_room_anew(before, noted
     options = on_gpu.Run.Options()
     made = run("a.bin", start, options, None)
     assert options.gpus == 4 and (made.start.state.micro_batch is None) == noted
-    assert ("a.bin had 1 GPU, and goes on with 4" in capsys.readouterr().err) == noted
+    assert ("a.bin was trained on 1 GPU, and continues on 4" in capsys.readouterr().err) == noted
 
 
 def test_gpus_starts_a_process_for_each(tmp_path, monkeypatch):
@@ -491,7 +491,7 @@ def test_gpus_starts_a_process_for_each(tmp_path, monkeypatch):
         assert processes.start_ranks(3) == code
         assert [(tmp_path / str(r)).read_text() for r in range(3)] == [
             f"{r} 3 127.0.0.1" for r in range(3)]
-    with pytest.raises(ne.UserError, match="--gpus is 4, and there are 3"):
+    with pytest.raises(ne.UserError, match="--gpus is 4, but this machine has 3 GPUs"):
         processes.start_ranks(4)
 
 
@@ -503,7 +503,7 @@ def test_a_rank_of_another_number_of_ranks_is_named():
 
     other = threading.Thread(target=knock)
     other.start()
-    with pytest.raises(ne.UserError, match="rank 1 is one of 3, not of 2"):
+    with pytest.raises(ne.UserError, match="rank 1 was started as one of 3 ranks, expected 2"):
         sockets.Ranks(place.Place(0, 2, 0, ("127.0.0.1", port)))
     other.join(200)
 
@@ -678,7 +678,7 @@ def launched(tmp_path, monkeypatch):
         monkeypatch.setattr(processes, "PLACE", place.Place(rank, 2, rank))
         monkeypatch.setattr(processes, "Ranks", ranks_of)
         monkeypatch.setattr(processes, "Links", lambda ranks: ranks)
-        monkeypatch.setattr(processes, "of_ranks", lambda run, ranks: ranks)
+        monkeypatch.setattr(processes, "ranked_run", lambda run, ranks: ranks)
         monkeypatch.setattr(processes, "open_device", lambda: None)
         monkeypatch.setattr(engine.RankedModel, "ranks", None, raising=False)
         monkeypatch.setattr(engine.RankedModel, "links", None)
@@ -737,7 +737,7 @@ def test_a_run_starts_as_a_rank_or_starts_ranks_or_is_alone(size, gpus, want, mo
     monkeypatch.setattr(processes, "start_ranks", lambda n: f"start {n}")
     monkeypatch.setattr(nc, "open_device", lambda: None)
     monkeypatch.setattr(ne, "launch", lambda run, engine, **flags: "alone")
-    assert on_gpu.stage(on_gpu.Run)(gpus=gpus) == want
+    assert on_gpu.training_verb(on_gpu.Run)(gpus=gpus) == want
 
 
 def test_no_command_without_nccl_goes_on(monkeypatch):

@@ -1,9 +1,9 @@
-"""What the GPU program stands on.
+"""The foundation of the GPU program.
 
-    doctor.py     what a machine has of what the GPU program needs
-    place.py      which process of a run this is, and which GPU is its own
-    launches.py   kernels and their place on disk, launches, graphs
-    numbers.py    bfloat16, vectors and exponentials in kernels
+    doctor.py     prints which of the required packages and drivers this machine has
+    place.py      finds the rank of this process in a run, and its GPU
+    launches.py   the decorator of kernels, their cache on disk, launches, CUDA graphs
+    numbers.py    bfloat16, vector loads and stores, and exponentials in kernels
 
-All but the first two need numba-cuda.
+launches.py and numbers.py need numba-cuda, the others do not.
 """

@@ -1,8 +1,15 @@
-"""Launching kernels: the decorator that makes them, their place on disk, launches and graphs.
+"""The decorator of kernels, their cache on disk, launches, and CUDA graphs.
 
-Private parts of numba-cuda 0.30 that are changed or read here: IndexDataCacheFile, a kernel's
-_cache._py_func and _cache._cache_file (filed, cuda_kernel) and _codelibrary (allow_shared,
-need_resident), and the class LaunchConfig (overlapping).
+    @cuda_kernel                            makes a kernel that is cached on disk
+    launch(kernel, *args, grid, block)      queues it on the stream
+    graph = Graph(); graph(function)        records all launches of function(), and replays them
+
+This module uses private parts of numba-cuda 0.30:
+
+    caching.IndexDataCacheFile              survives damaged files, and prints a note
+    kernel._cache._cache_file, ._py_func    cuda_kernel, with_cache_key
+    compiled._codelibrary                   allow_shared, need_resident
+    dispatcher.LaunchConfig                 overlapping
 """
 import contextlib
 import functools
@@ -22,31 +29,33 @@ import bpe
 from bpe import need
 from nanoeuler_parts.machine.kernels import save_compiled
 
-# ---- kernels, and their place on disk
+# ---- kernels, and their cache on disk
 bpe.survive_damage(caching.IndexDataCacheFile)
 
 @functools.cache
 def note_compiling():
+    """Prints, once per process, that kernels are being compiled."""
     print("note: compiling GPU kernels, once; this takes up to a minute", file=sys.stderr,
           flush=True)
 
 def save_and_note(self, key, data):
-    """Saves a kernel.  The first one that the disk lacked has just been compiled, in about a
-    second, and others will follow."""
+    """Saves a compiled kernel to the cache.  A kernel that is saved was not in the cache, and
+    others will probably be compiled after it, about a second each: so prints the note."""
     note_compiling()
     save_compiled(self, key, data)
 
 caching.IndexDataCacheFile.save = save_and_note
 
 PARTS = pathlib.Path(__file__).parent.parent
-# A kernel contains the code of the functions that it calls, wherever these are: it is compiled
-# again after an edit of any of these files
+# A compiled kernel contains the code of the device functions that it calls, from any of these
+# files.  So an edit of any of them recompiles all kernels.
 DEVICE_CODE = [str(path) for path in (
     PARTS.parent / "nanoeuler_cuda.py", *sorted(PARTS.glob("gpu/*.py")),
     *sorted(PARTS.glob("ranks/*.py")), *sorted(PARTS.glob("tensor_cores/*.py")))]
 
 def cuda_kernel(function=None, **options):
-    """The decorator of kernels: cuda.jit with a place on disk.     options: of cuda.jit"""
+    """The decorator of kernels: cuda.jit with a cache on disk, which an edit of any file in
+    DEVICE_CODE invalidates.     options: those of cuda.jit"""
     if function is None:
         return functools.partial(cuda_kernel, **options)
     made = cuda.jit(cache=bpe.CACHE, **options)(function)
@@ -55,12 +64,14 @@ def cuda_kernel(function=None, **options):
         file._source_stamp = file._source_stamp, bpe.digest(tuple(DEVICE_CODE))
     return made
 
-inlined = cuda.jit(device=True, inline="always")         # a function that kernels call
+inlined = cuda.jit(device=True, inline="always")         # decorator of functions that kernels call
 
-def filed(made, name, args):
-    """What a maker of this name made of these arguments, one or a tuple, of which kernels are kept
-    on disk under just these.  Numba would file a kernel under a hash of all it closes over, and a
-    device function hashes differently in every process: it would never be found."""
+def with_cache_key(made, name, args):
+    """Sets the cache key of kernels to the name and the arguments of the function that made them,
+    and returns `made`: a kernel or another object, or a tuple of them.
+
+    Numba's key is a hash of everything that a kernel closes over.  The hash of a device function is
+    different in every process, so such a kernel would never be found in the cache."""
     for i, member in enumerate(made if isinstance(made, tuple) else [made]):
         if bpe.CACHE and hasattr(member, "py_func"):
             code = SimpleNamespace(co_code=repr((name, args, i)).encode())
@@ -68,50 +79,52 @@ def filed(made, name, args):
     return made
 
 def made_once(make):
-    """Of a function that makes kernels: made once for equal arguments, which a kernel knows as
-    constants, and kept on disk."""
+    """Decorator of functions that make kernels.  Equal arguments return the same kernels, which are
+    also cached on disk.  In a kernel, these arguments are compile-time constants."""
     @functools.cache
     def maker(*args):
-        return filed(make(*args), make.__name__, args)
+        return with_cache_key(make(*args), make.__name__, args)
     return maker
 
 # ---- launches
-# Ways to multiply bfloat16, each above the last: plain Numba, and those of tensor_cores
+# Kernel paths of bfloat16 products, from the lowest to the highest: plain Numba, and the two of
+# tensor_cores
 PATHS = ("portable", "mma", "wgmma")
 
 class Context:
-    """What launches have in common"""
-    stream = None                            # all work is queued here, in order
-    highest = "wgmma"                        # of PATHS that may be used just now: see `at_most`
+    """State that all launches share"""
+    stream = None                            # the CUDA stream of all work
+    highest = "wgmma"                        # highest path that may be used: see `at_most`
 
     def __init__(self):
-        self.tensor_maps = {}                # those of calls outside of `at_most`: see `map_of`
+        self.tensor_maps = {}                # cache of `map_of` (ptx.py) outside of `at_most`
 
 gpu = Context()
 
 def launch(kernel, *args, grid, block, smem=0, resident=False):
-    """Queues kernel(*args).  grid, block: numbers of blocks and of their threads, or tuples of them
-    along x, y, z; smem: bytes of dynamic shared memory a block; resident: the blocks wait for each
-    other, so all must be on the GPU at once."""
+    """Queues kernel(*args) on the stream.
+    grid, block: number of blocks, and of threads per block, or tuples along x, y, z
+    smem: bytes of dynamic shared memory per block
+    resident: blocks wait for each other, so all must be on the GPU at the same time"""
     config = kernel[grid, block, gpu.stream, smem]
-    checks = config.pre_launch_callbacks     # kept by numba-cuda, as the config of equal launches
+    checks = config.pre_launch_callbacks     # numba-cuda reuses config for equal launches
     for wanted, check in (smem > 0, allow_shared), (resident, need_resident):
-        if wanted and once(check) not in checks:
-            checks.append(once(check))
+        if wanted and check_once(check) not in checks:
+            checks.append(check_once(check))
     while True:
         try:
             return config(*args)
-        except FirstLaunch as first:         # nothing was launched yet
-            first.check()
+        except CheckNeeded as needed:# raised before the launch: launch again
+            needed.check()
 
 def gpus_here():
-    """How many this process may see"""
+    """Returns the number of GPUs that are visible to this process."""
     ok(driver.cuInit(0))
     return ok(driver.cuDeviceGetCount())
 
 def allow_shared(compiled, config):
-    """Before a launch whose blocks have more than 48 KB of shared memory, that of their arrays and
-    what the launch asks for: the driver must allow it, and what it allowed before stays allowed."""
+    """Raises the kernel's limit of dynamic shared memory for a launch whose blocks have more than
+    48 KB, static arrays included.  Never lowers it: launches with more must stay possible."""
     handle = driver.CUkernel(int(compiled._codelibrary.get_cufunc().handle))
     device, names = driver.CUdevice(cuda.get_current_device().id), driver.CUfunction_attribute
     most = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -121,38 +134,40 @@ def allow_shared(compiled, config):
         ok(driver.cuKernelSetAttribute(most, max(config.sharedmem, allowed), handle, device))
 
 def need_resident(compiled, config):
-    """Before a launch whose blocks take one piece after another and wait for each other: if not all
-    were on the GPU at once, those that are there would wait for ever.  A cooperative launch starts
-    all of them together, whatever else runs on the GPU, or fails."""
+    """Checks that all blocks of a launch fit on the GPU at the same time, and makes the launch
+    cooperative.  Blocks that wait for each other would deadlock if some could not start.  A
+    cooperative launch starts all blocks together, whatever else runs on the GPU, or fails."""
     handle = driver.CUfunction(int(compiled._codelibrary.get_cufunc().handle))
     each = ok(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
         handle, math.prod(config.blockdim), config.sharedmem))
     most = each * cuda.get_current_device().MULTIPROCESSOR_COUNT
     blocks = math.prod(config.griddim)
-    need(blocks <= most, f"a product wants {blocks} blocks on the GPU at once, which takes {most}; "
-         f"use --matmul mma")
+    need(blocks <= most, f"a product needs {blocks} blocks on the GPU at the same time, and "
+         f"{most} fit; use --matmul mma")
     compiled.cooperative = True
 
 def ok(result):
-    """The values of a driver call, without its error code, which must be zero.  Many an error
-    sticks, every later call has it, too: no UserError, after which a chat would go on."""
+    """Returns the values of a driver call without its error code.  Raises CudaAPIError if the code
+    is not zero.  A UserError would be wrong, because a chat continues after it.  Many CUDA errors
+    are sticky: all later calls fail, too."""
     error, *values = result
     if int(error):
         raise CudaAPIError(int(error), driver.cuGetErrorString(error)[1].decode())
     return values[0] if values else None
 
-class FirstLaunch(Exception):
-    """What a callback of launches says, which may ask the driver nothing by itself: whoever wants
-    the launch calls `check` and begins anew."""
+class CheckNeeded(Exception):
+    """Raised by a callback of launches, to ask `launch` to call `check` and to launch again.
+
+    numba-cuda forbids CUDA calls in callbacks, so a callback cannot call `check` by itself."""
 
     def __init__(self, check):
         super().__init__("a kernel that is launched for the first time like this")
         self.check = check
 
 @functools.cache
-def once(check):
-    """A callback of launches by which `check` is called once for each kernel, grid and shared
-    memory."""
+def check_once(check):
+    """Returns a callback of launches, through which `check` is called once per combination of
+    kernel, grid and shared memory."""
     done = set()
 
     def callback(compiled, config):
@@ -162,16 +177,16 @@ def once(check):
             check(compiled, config)
             done.add(key)
         if key not in done:
-            raise FirstLaunch(checked)
+            raise CheckNeeded(checked)
     return callback
 
 # ---- graphs
 @contextlib.contextmanager
 def overlapping():
-    """Kernels that are launched or recorded meanwhile may start before the one in front of them has
-    ended (programmatic dependent launch): as soon as each of its blocks has said `let_next_start`,
-    or is done.  Whoever reads what it wrote, or writes what it reads, calls `wait_for_previous`
-    first."""
+    """In this block, a kernel may start before the previous kernel has ended (programmatic
+    dependent launch).  It starts as soon as each block of the previous kernel has called
+    `let_next_start`, or has ended.  A kernel must call `wait_for_previous` before it reads results
+    of the previous kernel or overwrites its inputs."""
     plain = dispatcher.LaunchConfig
     try:
         dispatcher.LaunchConfig = functools.partial(plain, programmatic_stream_serialization=True)
@@ -180,15 +195,17 @@ def overlapping():
         dispatcher.LaunchConfig = plain
 
 class Graph:
-    """The launches of a function, recorded once: replayed, a launch costs 1 us, and not 20.
+    """A CUDA graph of the launches of a function.  A replayed launch costs 1 us instead of 20.
 
-    The first call runs it as it is, which compiles its kernels; the second records it.  All that
-    changes between calls must lie in device memory: a graph remembers the values of scalars.
+    The first call runs the function, which compiles its kernels.  The second call records it, and
+    this and later calls replay the graph.  All values that change between calls must be in device
+    memory, since a graph stores the values of scalar arguments.
 
-    Lifetime: a recorded graph holds addresses, not arrays.  It does not keep the function, which
-    would keep its model, and that the graph: a circle that frees gigabytes only when Python looks
-    for garbage.  So whoever has the graph keeps the arrays, and drops it before them: `Model` in
-    `prepare`, before it frees its activations, a decoder by dying as a whole."""
+    Lifetime: a graph holds addresses, not arrays.  The owner of the graph must keep the arrays
+    alive, and drop the graph before them.  `Model.prepare` drops its graphs before it frees
+    activations, and a decoder is freed as a whole.  The graph does not keep the function.
+    Otherwise function, model and graph would form a reference cycle, and gigabytes would wait for
+    the garbage collector."""
     enabled = True
 
     def __init__(self):
@@ -198,7 +215,7 @@ class Graph:
     def __call__(self, function):
         if not self.kernels_loaded or not Graph.enabled:
             function()
-            self.kernels_loaded = True       # not if it raised
+            self.kernels_loaded = True       # only if it did not raise
             return
         if self.graph is None:
             self.handle = driver.CUstream(int(gpu.stream.handle))
@@ -206,7 +223,9 @@ class Graph:
         ok(driver.cuGraphLaunch(self.graph, self.handle))
 
     def record(self, function, handle):
-        """Meanwhile neither memory may be freed nor the graph of a dead model be destroyed."""
+        """Records the launches of function().  While a stream is recorded, CUDA forbids to free
+        memory and to destroy graphs.  So Numba's frees are deferred, and the garbage collector is
+        off."""
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         collecting = gc.isenabled()
         gc.disable()
@@ -222,15 +241,16 @@ class Graph:
         self.graph = ok(driver.cuGraphInstantiate(self.recorded, 0))
 
     def __del__(self):
-        # at the end of the process, the driver has freed all of it already
+        # at the end of the process, the driver has already freed all graphs
         if self.graph is not None and not sys.is_finalizing():
             driver.cuGraphExecDestroy(self.graph)
             driver.cuGraphDestroy(self.recorded)
 
 @contextlib.contextmanager
 def at_most(top, maps=None):
-    """Meanwhile no kernel path above this one is used.  `maps` keeps the tensor maps that are made:
-    kernels and recorded graphs read them as long as they run; None: they go with this block."""
+    """In this block, uses no kernel path above `top`.
+    maps: a dict that keeps the tensor maps made in this block.  Kernels and recorded graphs read
+    them as long as they run.  None: the maps are dropped at the end of the block"""
     before = gpu.highest, gpu.tensor_maps
     gpu.highest, gpu.tensor_maps = top, {} if maps is None else maps
     try:

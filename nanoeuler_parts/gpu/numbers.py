@@ -1,7 +1,7 @@
-"""The numbers of kernels: bfloat16, vectors of neighbours, and exponentials, in LLVM.
+"""Numbers in kernels: bfloat16, vectors of neighbours, and exponentials, written in LLVM.
 
-Section 3 of nanoeuler_cuda.py says how kernels use these functions.  Numba compiles each of them
-once for each type of its arguments.
+Section 3 of nanoeuler_cuda.py explains how kernels use these functions.  Numba compiles each
+function once per combination of argument types.
 """
 import functools
 import math
@@ -18,26 +18,31 @@ i32, i64 = types.int32, types.int64
 LOG2E = 1 / math.log(2)
 
 def asm(builder, result, text, constraints, values, volatile=True):
-    """The PTX instruction `text`: $0 is its result if it has one, the values follow.  One that is
-    not volatile only computes: it may be moved, or left out.  Others may be of a whole warp: they
-    are `convergent`, not to be moved into or out of a branch."""
+    """Emits the PTX instruction `text`.  In `text`, $0 is the result, if there is one, and the
+    values follow.     result: LLVM type     constraints: those of LLVM's inline assembly
+
+    volatile=False: the instruction only computes, and the compiler may move or remove it.  True: it
+    stays, and is `convergent`: as it may act on a whole warp, the compiler must not move it into or
+    out of a branch."""
     fnty = ir.FunctionType(result, [v.type for v in values])
     code = ir.InlineAsm(fnty, text, constraints, side_effect=volatile)
     return builder.call(code, values, attrs=("convergent",) if volatile else ())
 
 def memory(context, builder, kinds, args, n):
-    """Where argument n, an array, begins."""
+    """Returns the pointer to the first element of argument n, an array."""
     return context.make_array(kinds[n])(context, builder, args[n]).data
 
 def elements(context, builder, kinds, args, n, count, first=None):
-    """Where `count` elements of argument n are, from the first on: registers of a local array."""
+    """Returns pointers to `count` elements of argument n, a local array, from index `first`.  They
+    become registers."""
     start = memory(context, builder, kinds, args, n)
     start = builder.gep(start, [first]) if first else start
     return [builder.gep(start, [ir.IntType(32)(i)]) for i in range(count)]
 
 @intrinsic
 def exp2(typing, x):
-    """2^x of the type of x.  float32: PTX ex2.approx, relative error 2^-22; float64: libdevice."""
+    """Returns 2^x in the type of x.  float32: PTX ex2.approx, relative error 2^-22; float64:
+    libdevice."""
     def codegen(context, builder, sig, args):
         t = args[0].type
         if t == ir.FloatType():
@@ -48,35 +53,39 @@ def exp2(typing, x):
 
 @inlined
 def exp(x):
-    """e^x of the type of x: in float32 two instructions, relative error 2^-22 + |x| 2^-24."""
+    """Returns e^x in the type of x.  float32: two instructions, relative error 2^-22 + |x|
+    2^-24."""
     return exp2(x * ctype(x).type(LOG2E))
 
 # bfloat16 is stored as uint16, the upper half of a float32, and computed with in float32.
 def widened(builder, bits):
+    """Emits the conversion of the 16 bits of a bfloat16 to float32."""
     bits = builder.zext(bits, ir.IntType(32))
     return builder.bitcast(builder.shl(bits, bits.type(16)), ir.FloatType())
 
 def rounded(builder, x):
+    """Emits the conversion of a float32 to the nearest bfloat16, as 16 bits."""
     return asm(builder, ir.IntType(16), "cvt.rn.bf16.f32 $0, $1;", "=h,f", [x], volatile=False)
 
 @intrinsic
 def ctype(typing, x):
-    """The type to compute in: float32 for bfloat16, else that of the array or number x.  Known when
-    compiling."""
+    """Returns the type to compute in, at compile time: float32 for bfloat16, otherwise the type of
+    the array or number x."""
     kept_as = getattr(x, "dtype", x)
     of = types.float32 if kept_as == types.uint16 else kept_as
     return types.DType(of)(x), lambda context, builder, sig, args: context.get_dummy_value()
 
 @intrinsic
 def value(typing, x):
-    """What a stored number stands for."""
+    """Returns the value of a stored number: a uint16, which holds a bfloat16, becomes a float32."""
     if x != types.uint16:
         return x(x), lambda context, builder, sig, args: args[0]
     return types.float32(x), lambda context, builder, sig, args: widened(builder, args[0])
 
 @intrinsic
 def stored(typing, array, x):
-    """x as `array` stores it; bfloat16 rounds to the nearest, ties to even."""
+    """Returns x in the format in which `array` stores it.  bfloat16 rounds to nearest, ties to
+    even."""
     if array.dtype != types.uint16:
         return array.dtype(array, array.dtype), lambda context, builder, sig, args: args[1]
     return (types.uint16(array, types.float32),
@@ -84,11 +93,15 @@ def stored(typing, array, x):
 
 @functools.cache
 def vector(W):
-    """Device functions load(x, i) -> v and store(x, i, v): W neighbours of the array x, from
-    element i of its memory on, which start at a multiple of W, in as few accesses of 16 bytes as
-    it takes.  v is a local array of type ctype(x)."""
+    """Makes device functions for W neighbours of an array x, from element i of its memory:
+
+        load(x, i) -> v     v is a local array of type ctype(x)
+        store(x, i, v)
+
+    i must be a multiple of W.  They use as few accesses of 16 bytes as possible."""
     def neighbours(context, builder, kinds, args, n):
-        """The place that arguments n and n + 1 mean, array and index, and its alignment."""
+        """Returns the pointer to W elements that arguments n and n + 1, array and index, denote,
+        and its alignment in bytes."""
         dtype = kinds[n].dtype
         at = builder.gep(memory(context, builder, kinds, args, n), [args[n + 1]])
         whole = ir.VectorType(context.get_value_type(dtype), W).as_pointer()

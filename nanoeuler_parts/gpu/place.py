@@ -1,20 +1,23 @@
-"""Which process of a run this is, and which GPU is its own."""
+"""Finds the rank of this process in a run on several GPUs, and the GPU that it uses."""
 import os
 from typing import NamedTuple
 
 class Place(NamedTuple):
-    """Of a process among those of a run: torchrun's words."""
-    rank: int = 0                            # 0: the first one, which writes the files
-    size: int = 1                            # how many they are
-    local: int = 0                           # rank among those of its machine
-    address: tuple = ("127.0.0.1", 29501)    # where the first one listens
+    """The place of a process among the processes of a run, in torchrun's terms"""
+    rank: int = 0                            # number of the process; rank 0 writes the files
+    size: int = 1                            # number of processes
+    local: int = 0                           # number of the process on its machine
+    address: tuple = ("127.0.0.1", 29501)    # host and port where rank 0 listens
 
+# The environment variables in which a launcher passes rank, size and local rank
 LAUNCHERS = (("RANK", "WORLD_SIZE", "LOCAL_RANK"),                           # torchrun
+             # mpirun of Open MPI
              ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
              ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"))      # srun
 
 def place_of(env):
-    """What a launcher says in the environment.  A port beside its own is ours."""
+    """Returns the Place that a launcher passes in the environment, or Place() without a launcher.
+    Rank 0 listens on MASTER_PORT + 1, since the launcher uses MASTER_PORT itself."""
     for names in LAUNCHERS:
         if all(env.get(name, "").isdecimal() for name in names):
             numbers = [int(env[name]) for name in names]
@@ -24,8 +27,9 @@ def place_of(env):
     return Place()
 
 def visible(place, env):
-    """What CUDA_VISIBLE_DEVICES should be: a process sees the one GPU that is its own.  A launcher
-    may have seen to that; where there is none for this process, all stays as it is."""
+    """Returns the value of CUDA_VISIBLE_DEVICES with which this process sees only its own GPU.
+    Returns the present value if a launcher has already set it to one GPU, or if it has no GPU for
+    this process."""
     seen = env.get("CUDA_VISIBLE_DEVICES")
     if seen is None:
         return str(place.local)
@@ -37,7 +41,7 @@ def visible(place, env):
 PLACE = place_of(os.environ)
 
 def take_own_gpu():
-    """Lets this process see its own GPU alone, if it is one of several processes.  Programs call
-    this before they use CUDA for the first time."""
+    """Hides all GPUs but its own from this process, if it is one of several processes.  Programs
+    call this before they first use CUDA."""
     if PLACE.size > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(PLACE, os.environ)

@@ -1,6 +1,9 @@
-"""One engine of several GPUs: each process computes its share, and updates its part.
+"""The engine of one rank: it computes the gradient of its share of a batch, and updates its shard.
 
-`DataParallel` needs no GPU: over nanoeuler.Model it is tested on the CPU.
+    DataParallel   makes a data-parallel engine of any engine.  It needs no GPU, so the tests use it
+                   with nanoeuler.Model.
+    Links          NCCL's communicator
+    RankedModel    DataParallel over the GPU engine
 """
 import contextlib
 
@@ -17,112 +20,133 @@ from nanoeuler_cuda import (
 from nanoeuler_parts.gpu.doctor import NCCL
 
 def share(n, rank, size):
-    """Rank's part of n things, as a slice: equal parts, but for the last ones."""
+    """Returns the rank's share of n things, as a slice.  Shares are equal, except the last ones,
+    which may be smaller or empty."""
     each = cdiv(n, size)
     return slice(min(n, rank * each), min(n, (rank + 1) * each))
 
-def part(n, rank, size):
-    """The share of n parameters; it begins where a vector of numbers may."""
+def shard(n, rank, size):
+    """Returns the rank's shard of n parameters, as a slice.  It begins at a multiple of 8, so that
+    kernels may load vectors of 8."""
     x = share(cdiv(n, 8), rank, size)
     return slice(min(n, 8 * x.start), min(n, 8 * x.stop))
 
 class Stopping:
-    """Whether a run stops after this step: as true as what signals_caught yields, once all ranks
-    know of it."""
+    """The request to stop a run, for all ranks.  It is true once all ranks know that one of them
+    caught a signal, so that all stop after the same step.
+    caught: the list of signals that ne.signals_caught yields"""
 
     def __init__(self, caught=()):
         self.caught, self.agreed = caught, False
 
     def here(self):
+        """Returns whether this rank has caught a signal."""
         return bool(self.caught)
 
     def __bool__(self):
         return self.agreed
 
 class DataParallel:
-    """Over an Engine that one process has: the same of all ranks together.  They are asked for the
-    same at the same places; each computes its share.
+    """Makes one engine of all ranks from an Engine of one process, by inheritance.  All ranks call
+    the same methods with the same arguments at the same time.  Each computes its share.
 
-    ranks: Ranks, of the class.  What an engine of its own brings: `sum_gradients`, `update_part`,
-    `share_parameters`, and `buffers` that are whole on the first rank.  Where all ranks meet, in
-    the order of a run:
+    ranks: Ranks, an attribute of the class.  A subclass defines `sum_gradients`, `update_shard`,
+    `gather_parameters`, and a `buffers` that is complete on the first rank.
 
-        micro_batch       least room                  losses       each has a share
-        update            step, gradients, |g|, parameters, losses, and who wants to stop
-        first_bad_tensor  after a step that failed    buffers      all give what they own"""
+    The ranks exchange data in these methods, in the order of a run:
+
+        micro_batch        the smallest number of sequences that fits
+        losses             the losses of each rank's share
+        update             gradients, |g|, parameters, losses, and requests to stop
+        first_bad_tensor   the name of the tensor, after a step that failed
+        buffers            the shards of parameters and moments"""
     ranks = None
     stopping = Stopping()
 
     def owned(self, n):
-        return part(n, self.ranks.rank, self.ranks.size)
+        """Returns the shard of n parameters that this rank owns, as a slice."""
+        return shard(n, self.ranks.rank, self.ranks.size)
 
-    def parts(self, n):
-        return [part(n, rank, self.ranks.size) for rank in range(self.ranks.size)]
+    def shards(self, n):
+        """Returns the shards of all ranks, in order."""
+        return [shard(n, rank, self.ranks.size) for rank in range(self.ranks.size)]
 
     def mine(self, n):
+        """Returns this rank's share of n sequences, as a slice."""
         return share(n, self.ranks.rank, self.ranks.size)
 
     def micro_batch(self, B, asked=None, T=None):
-        """Of all ranks together, as many sequences of B at once as the one that has least room
-        allows; so many are asked for together, too."""
+        """Returns how many of B sequences all ranks together compute at a time.  The rank with the
+        least free memory decides.
+        asked: the requested number, also for all ranks together; None: as many as fit"""
         size = self.ranks.size
         each = super().micro_batch(cdiv(B, size), asked and cdiv(asked, size), T)
         return size * min(self.ranks.all(each, "the micro-batch"))
 
     def gradient(self, tokens, targets, weight):
         mine = self.mine(len(tokens))
-        self.outputs_with(weight)            # of all ranks: they switch off the same heads
+        # From the weights of all sequences, so that all ranks switch off the same heads
+        self.outputs_with(weight)
         if mine.stop > mine.start:
             weight = weight[mine] if np.ndim(weight) == 2 else weight
             super().gradient(tokens[mine], targets[:, mine], weight)
 
     def update(self, hyper):
-        """Who is gone is missed here, while the GPU works on gradients, and not where all GPUs wait
-        for each other.  Who wants to stop after this step is told to all."""
-        need(not hyper.muon_lr, "several GPUs have AdamW only")
+        """Runs the three parts of a step: see the docstring of this package.  Returns (summed CE of
+        each head, |g|), and agrees on whether the run stops after this step.
+
+        The first `ranks.all` notices a lost rank while the GPU still computes gradients.  Later,
+        all GPUs would wait for each other."""
+        need(not hyper.muon_lr, "several GPUs support AdamW only, not Muon")
         self.ranks.all("", "a step")
         self.sum_gradients()
-        results = self.update_part(hyper)
-        self.share_parameters()              # queued, too: the GPU waits for nobody until then
+        results = self.update_shard(hyper)
+        self.gather_parameters()             # the host only queues all this, and waits in `results`
         ce, norm = results()
-        said = self.ranks.all([ce.tolist(), self.stopping.here()], "the end of a step")
-        self.stopping.agreed = any(wish for _, wish in said)
-        return np.sum([ce for ce, _ in said], axis=0), norm
+        reports = self.ranks.all([ce.tolist(), self.stopping.here()], "the end of a step")
+        self.stopping.agreed = any(wish for _, wish in reports)
+        return np.sum([ce for ce, _ in reports], axis=0), norm
 
     def losses(self, tokens, targets):
+        """Returns the losses of all sequences: each rank computes those of its share."""
         mine, found = self.mine(len(tokens)), []
         if mine.stop > mine.start:
             found = super().losses(tokens[mine], targets[mine]).tolist()
         return np.concatenate([np.array(x, np.float64) for x in self.ranks.all(found, "losses")])
 
     def first_bad_tensor(self):
-        """That of the first rank which finds one; one that had no sequence has not looked."""
+        """Returns the message of the first rank that finds a bad tensor.  A message with an index,
+        as in "qkv[3]", takes precedence over a general one.  A rank without sequences finds none.
+        """
         mine = super().first_bad_tensor() if self.shape else ""
         found = [x for x in self.ranks.all(mine, "a bad tensor") if x]
         return next((x for x in found if "[" in x), found[0])
 
 # ---- on the GPUs
-PIECE = 1 << 24                              # of a gradient, numbers that come from a rank at once
+PIECE = 1 << 24                              # numbers of a gradient per transfer from one rank
 
 @cuda_kernel
 def add_in_order_kernel(g, others, rank):
-    """g[i] = sum over r of g of rank r, in this order; this rank's is there     others (size, n)"""
+    """g[i] = g[i] of rank 0 + g[i] of rank 1 + .., added in this order.
+    g: this rank's own gradient; others (size, n): those of the other ranks, row r from rank r;
+    row `rank` is not read"""
     for i in range(cuda.grid(1), g.size, cuda.gridsize(1)):
         s = g[i] if rank == 0 else others[0, i]
         for r in range(1, others.shape[0]):
             s += g[i] if r == rank else others[r, i]
         g[i] = s
 
-def stretch(x, start, stop):
-    """x[start:stop] of a flat device array, no copy; None if that is nothing"""
+def span(x, start, stop):
+    """Returns x[start:stop] of a flat device array, without a copy, or None if it is empty."""
     return view(x, start, (stop - start,)) if stop > start else None
 
 def as_bytes(x):
-    """A flat device array, as NCCL takes any."""
+    """Returns a view of a flat device array as bytes, so that NCCL takes every dtype."""
     return DeviceNDArray((x.nbytes,), (1,), np.dtype(np.uint8), gpu.stream, x.gpu_data)
 
 class Links:
-    """NCCL's communicator: what ranks send to each other from GPU to GPU.  All of it is queued."""
+    """NCCL's communicator, which transfers data from GPU to GPU.  All transfers are queued on the
+    stream."""
 
     def __init__(self, ranks):
         self.rank, self.size = ranks.rank, ranks.size
@@ -131,35 +155,37 @@ class Links:
             self.nccl = nccl
             name = bytes(nccl.get_unique_id()).hex() if self.rank == 0 else ""
             unique = nccl.UniqueId.from_bytes(bytes.fromhex(ranks.agree(name, "NCCL's name")))
-            self.to = nccl.Communicator.init(nranks=self.size, rank=self.rank, unique_id=unique)
-        probe = new((self.size, 1), np.float32)          # NCCL connects two when they first meet,
-        rows = [probe[r] for r in range(self.size)]      # and takes memory for that: do it now
+            self.comm = nccl.Communicator.init(nranks=self.size, rank=self.rank, unique_id=unique)
+        # NCCL connects two ranks at their first transfer, which takes memory: transfer once here
+        probe = new((self.size, 1), np.float32)
+        rows = [probe[r] for r in range(self.size)]
         self.exchange([rows[self.rank]] * self.size, rows)
         gpu.stream.synchronize()
 
     def exchange(self, sent, received):
-        """Sends sent[r] to each other rank r, and receives received[r] from it: flat arrays, or
-        None for nothing."""
+        """Sends sent[r] to every other rank r, and receives received[r] from it.  Both are lists of
+        flat arrays, or of None for nothing."""
         queue = int(gpu.stream.handle)
         with self.together():
             for r in range(self.size):
                 if r != self.rank:
-                    for x, go in (sent[r], self.to.send), (received[r], self.to.recv):
+                    for x, go in (sent[r], self.comm.send), (received[r], self.comm.recv):
                         if x is not None:
                             go(as_bytes(x), r, stream=queue)
 
     @contextlib.contextmanager
     def together(self):
-        """Exchanges at once, as one"""
+        """Runs all exchanges in this block as one group of NCCL."""
         with nccl_errors("continue the run with --resume"), self.nccl.group():
             yield
 
     def close(self):
-        self.to.destroy()
+        self.comm.destroy()
 
 @contextlib.contextmanager
 def nccl_errors(remedy):
-    """NCCL's in a line: they are of many kinds, and one of them is Exception itself."""
+    """Turns errors of NCCL into a UserError of one line.  They have many classes, and one of them
+    is Exception itself."""
     try:
         yield
     except UserError:
@@ -168,39 +194,42 @@ def nccl_errors(remedy):
         said = " ".join(str(e).split()) or type(e).__name__
         raise UserError(f"several GPUs need NCCL ({said}); {remedy}") from e
 
-# ---- the engine of a GPU
+# ---- the engine of one GPU
 class RankedModel(DataParallel, Model):
-    """The GPU engine of one of several ranks"""
-    links = None                             # of the class, too
+    """The GPU engine of one rank"""
+    links = None                             # Links, an attribute of the class like `ranks`
 
     def __init__(self, cfg, flat, moments=(), *how, **chosen):
         n, size = flat.size, self.ranks.size
-        last = self.parts(n)[-1]
+        last = self.shards(n)[-1]
         need(last.stop > last.start, f"{n:,} parameters are too few for {size} GPUs; use fewer")
         super().__init__(cfg, flat, moments, *how, **chosen)
-        self.received = new((size, self.piece(n)), self.master)      # a row is from one rank
+        self.received = new((size, self.piece(n)), self.master)      # row r is from rank r
         self.partials = new((size, NORM_PARTS), np.float64)
-        self.told, self.updated = cuda.pinned_array(cfg.n_mtp + 1, np.float64), cuda.event(False)
-        # what is read in float32, whatever products are in: wte, and the gains
-        self.read_whole = [ne.entries_where(cfg, lambda x: x.name == "wte"), slice(self.n_decay, n)]
+        self.results_host, self.updated = (
+            cuda.pinned_array(cfg.n_mtp + 1, np.float64), cuda.event(False))
+        # parameters that are read in float32, even if products are in bfloat16: wte and the gains
+        self.float32_slices = [
+            ne.entries_where(cfg, lambda x: x.name == "wte"), slice(self.n_decay, n)]
 
     def piece(self, n):
-        """Of the gradient of a part, how much is on the way at once"""
-        return min(PIECE, self.parts(n)[0].stop)
+        """Returns how many numbers of a shard's gradient one transfer has."""
+        return min(PIECE, self.shards(n)[0].stop)
 
     def pieces(self):
-        """[the slice of the buffers that each rank has], a piece of all parts after the other; the
-        last ones may be empty."""
-        parts = self.parts(self.flat.size)
-        for at in range(0, parts[0].stop, PIECE):
+        """Yields lists of one slice of the flat buffers per rank: the next piece of each shard.
+        Slices of the last lists may be empty."""
+        shards = self.shards(self.flat.size)
+        for at in range(0, shards[0].stop, PIECE):
             yield [slice(min(x.stop, x.start + at), min(x.stop, x.start + at + PIECE))
-                   for x in parts]
+                   for x in shards]
 
     def device(self):
         return f"{self.ranks.size} GPUs like {super().device()}"
 
     def memory(self, B, T):
-        """With an own part of the moments, and room for others' gradients"""
+        """Returns the memory table with the moments of this rank's shard only, and with the buffers
+        for other ranks' gradients."""
         n, own = ne.n_params(self.cfg), self.owned(ne.n_params(self.cfg))
         table = dict(super().memory(B, T))
         table["AdamW moments"] = 2 * (own.stop - own.start) * self.master.itemsize
@@ -208,80 +237,86 @@ class RankedModel(DataParallel, Model):
         return list(table.items())
 
     def received_of(self, where):
-        """For each rank, where so much of it is received"""
-        return [stretch(self.received[r], 0, where.stop - where.start)
+        """Returns a list of buffers that receive a piece, as long as `where`, from each rank."""
+        return [span(self.received[r], 0, where.stop - where.start)
                 for r in range(self.ranks.size)]
 
     def sum_gradients(self):
-        """The own part of g becomes the sum of all ranks', a piece after the other."""
+        """Queues the sum of all ranks' gradients over this rank's shard, piece by piece, into
+        g_flat."""
         rank = self.ranks.rank
         for pieces in self.pieces():
-            g = [stretch(self.g_flat, x.start, x.stop) for x in pieces]
+            g = [span(self.g_flat, x.start, x.stop) for x in pieces]
             self.links.exchange(g, self.received_of(pieces[rank]))
             if g[rank] is not None:
                 launch(add_in_order_kernel, g[rank], self.received, rank, grid=1024, block=256)
 
-    def update_part(self, hyper):
-        """Queues AdamW of the own part, by the norm of the whole.  Returns what waits for it, and
-        has (summed CE of each head, of the own sequences, |g|)."""
+    def update_shard(self, hyper):
+        """Queues AdamW for this rank's shard, clipped by the norm of the whole gradient.  Returns a
+        function that waits for it and returns (summed CE of each head over this rank's sequences,
+        |g|)."""
         rank, n, own = self.ranks.rank, self.flat.size, self.owned(self.flat.size)
-        own_g = stretch(self.g_flat, own.start, own.stop)
+        own_g = span(self.g_flat, own.start, own.stop)
         self.staged_hyper[:] = hyper         # it must live until the driver has read it
         self.hyper.copy_to_device(self.staged_hyper, stream=gpu.stream)
         partials = [self.partials[r] for r in range(self.ranks.size)]
         square_sums(partials[rank], own_g)
         self.links.exchange([partials[rank]] * self.ranks.size, partials)
         for x in self.without_heads_off(own):
-            buffers = [stretch(y, x.start, x.stop) for y in (self.flat, self.copies, self.g_flat)]
-            moments = [stretch(y, x.start - own.start, x.stop - own.start)
+            buffers = [span(y, x.start, x.stop) for y in (self.flat, self.copies, self.g_flat)]
+            moments = [span(y, x.start - own.start, x.stop - own.start)
                        for y in (self.m, self.v)]
             adamw(Entries(*buffers, *moments), self.n_decay - x.start, self.hyper,
                   view(self.partials, 0, (self.partials.size,)), self.results)
         self.weighted_heads = set()
-        for stale in stretch(self.g_flat, 0, own.start), stretch(self.g_flat, own.stop, n):
-            if stale is not None:            # of others' parts: the next step adds to zero
+        for stale in span(self.g_flat, 0, own.start), span(self.g_flat, own.stop, n):
+            if stale is not None:            # other shards' gradients: the next step adds to them
                 stale.gpu_data.memset(0, stale.nbytes, stream=gpu.stream)
-        self.results.copy_to_host(self.told, stream=gpu.stream)
+        self.results.copy_to_host(self.results_host, stream=gpu.stream)
         self.updated.record(gpu.stream)
         self.results.copy_to_device(self.zero, stream=gpu.stream)
 
         def results():
             self.updated.synchronize()
-            return self.told[:-1].copy(), float(self.told[-1])
+            return self.results_host[:-1].copy(), float(self.results_host[-1])
         return results
 
-    def share_parameters(self):
-        """What the next step reads: what products do, whole, and some in float32."""
+    def gather_parameters(self):
+        """Queues the transfer of new parameters to all ranks: the copies that products read, and
+        the few parameters that are read in float32."""
         with self.links.together():
-            self.share_whole(self.copies, slice(0, self.flat.size))
+            self.all_gather(self.copies, slice(0, self.flat.size))
             if self.copies is not self.flat:
-                for where in self.read_whole:
-                    self.share_whole(self.flat, where)
+                for where in self.float32_slices:
+                    self.all_gather(self.flat, where)
 
-    def share_whole(self, x, where):
-        """A stretch of a parameter buffer, every entry from its owner"""
-        pieces = [stretch(x, max(y.start, where.start), min(y.stop, where.stop))
-                  for y in self.parts(x.size)]
+    def all_gather(self, x, where):
+        """Queues an all-gather: fills the slice `where` of the parameter buffer x on every rank,
+        each entry from the rank that owns it."""
+        pieces = [span(x, max(y.start, where.start), min(y.stop, where.stop))
+                  for y in self.shards(x.size)]
         self.links.exchange([pieces[self.ranks.rank]] * self.ranks.size, pieces)
 
     def buffers(self):
-        """(parameters, m, v) on the host, float32, of the first rank; nothing on another one"""
+        """Returns (parameters, m, v) in float32 on the host of the first rank, and three times None
+        on other ranks."""
         own = self.owned(self.flat.size)
-        own_p = stretch(self.flat, own.start, own.stop)
+        own_p = span(self.flat, own.start, own.stop)
         return [self.gathered(x) for x in (own_p, self.m, self.v)]
 
     def gathered(self, own):
-        """All parts of a buffer, of which each rank has its own, on the host of the first one"""
+        """Returns a buffer made of all ranks' shards, on the host of the first rank, or None on
+        other ranks.     own: this rank's shard, on the device"""
         rank, size = self.ranks.rank, self.ranks.size
         nothing, whole, start = [None] * size, None, self.owned(self.flat.size).start
         if rank == 0:
             whole = np.empty(self.flat.size, np.float32)
         for pieces in self.pieces():
-            mine = stretch(own, pieces[rank].start - start, pieces[rank].stop - start)
+            mine = span(own, pieces[rank].start - start, pieces[rank].stop - start)
             if rank:
                 self.links.exchange([mine, *nothing[1:]], nothing)
                 continue
-            found = [stretch(self.received[r], 0, x.stop - x.start) for r, x in enumerate(pieces)]
+            found = [span(self.received[r], 0, x.stop - x.start) for r, x in enumerate(pieces)]
             self.links.exchange(nothing, found)
             for where, x in zip(pieces, [mine, *found[1:]]):
                 if x is not None:

@@ -1,4 +1,9 @@
-"""The processes of a run on several GPUs: what starts them, and what each of them does."""
+"""Starts the processes of a run on several GPUs, and runs one of them.
+
+    start_ranks     --gpus N: starts this command N times, with the environment of rank 0 to N - 1
+    launch_ranks    runs one rank, started by start_ranks or by a launcher such as torchrun
+    ranked_run      the class of a run that works together with the other ranks
+"""
 import contextlib
 import os
 import signal
@@ -21,34 +26,40 @@ from nanoeuler_parts.gpu.place import PLACE
 from nanoeuler_parts.ranks.engine import Links, RankedModel, Stopping
 from nanoeuler_parts.ranks.sockets import Ranks
 
-GRACE = 15.0                                 # seconds that others have to end where one has failed
+GRACE = 15.0                                 # seconds that other ranks have to end after a failure
 
-def of_ranks(run, ranks):
-    """A class of runs, like `run`, of all ranks together: the first one writes and speaks."""
+def ranked_run(run, ranks):
+    """Makes a subclass of `run` that works together with the other ranks.  Only the first rank
+    writes files and prints."""
     first = ranks.rank == 0
 
-    class OfRanks(run):
+    class RankedRun(run):
         def __init__(self, out, start, options, engine):
             super().__init__(out, start, options, engine)
             s, cfg = self.state, ne.asdict(self.model.cfg)
-            said = ranks.all([s.text_sha256, s.step, s.n_steps, s.micro_batch, self.B, self.T, cfg],
-                             "the start of a run")
-            for rank, x in enumerate(said):
-                need(x == said[0], f"rank {rank} has other data or settings than rank 0: {x}")
+            settings = ranks.all(
+                [s.text_sha256, s.step, s.n_steps, s.micro_batch, self.B, self.T, cfg],
+                "the start of a run")
+            for rank, x in enumerate(settings):
+                need(x == settings[0], f"rank {rank} has other data or settings than rank 0: "
+                     f"expected {settings[0]}, got {x}")
             if first and self.B < ranks.size:
-                print(f"note: {ne.counted(self.B, 'sequence')} a step, so only as many of "
-                      f"{ranks.size} GPUs work; a larger --batch has some for all", file=sys.stderr)
+                print(f"note: a step has {ne.counted(self.B, 'sequence')}, fewer than the "
+                      f"{ranks.size} GPUs, so some are idle; use a larger --batch", file=sys.stderr)
             if not first:
                 self.folder = tempfile.TemporaryDirectory()
-                self.log = os.path.join(self.folder.name, "log")         # which stays empty
+                self.log = os.path.join(self.folder.name, "log")     # it stays empty
 
         def read_data(self, start):
-            """What is made of a text, once, the first one makes; the others find it."""
+            """Lets the first rank prepare the data, e.g. tokenize a text, before other ranks read
+            it."""
             if not first:
                 ranks.agree("", "the data")
             super().read_data(start)
 
         def load(self, cfg, tokenizer):
+            """Loads the data.  On the first rank, this lets the others, which wait in read_data,
+            continue."""
             data = super().load(cfg, tokenizer)
             if first:
                 ranks.agree("", "the data")
@@ -59,12 +70,14 @@ def of_ranks(run, ranks):
             super().train(self.model.stopping)
 
         def plan(self, step_time):
+            """Plans the length of the run by the first rank's clock."""
             super().plan(step_time)
             self.state.n_steps = ranks.agree(self.state.n_steps, "a plan")
 
         def save(self, best=False):
-            """The first one writes; to have what it writes, all give what is theirs.  Where a rank
-            has an error of its own, the others are elsewhere, and it says which."""
+            """Saves on the first rank.  All ranks take part, because each has a shard of the
+            moments.  A rank that ends with an error does not save: the others are at another place
+            of the program and would not answer.  It only prints its error."""
             if sys.exception():
                 return
             ranks.all("", "a save")
@@ -79,27 +92,29 @@ def of_ranks(run, ranks):
 
         def sample_text(self, n):
             return super().sample_text(n) if first else ""
-    return OfRanks
+    return RankedRun
 
-STARTED = "NANOEULER_STARTED_RANKS"           # in the environment of what start_ranks starts
+STARTED = "NANOEULER_STARTED_RANKS"          # environment variable of ranks that start_ranks starts
 
 def end_with_starter():
-    """Ends this process as soon as the one that started it is gone, even by SIGKILL: what it wrote
-    to is then closed.  It would else hold its GPU for ever."""
+    """Ends this process as soon as the process that started it ends, even by SIGKILL.  Otherwise it
+    could hold its GPU forever.  A thread reads standard input, a pipe that the starter never writes
+    to, and that closes when the starter ends."""
     def watch():
-        os.read(0, 1)                        # nobody writes: this waits for the end
+        os.read(0, 1)                        # returns only when the pipe is closed
         os._exit(1)
     threading.Thread(target=watch, daemon=True).start()
 
 def start_ranks(gpus):
-    """This command once for each GPU of this machine.  Returns the exit code of all of them.
+    """Runs this command once per GPU, as ranks 0 to gpus - 1.  Returns the exit code of a rank that
+    failed, or 0.
 
-    They have sessions of their own, so that what a terminal or a supervisor sends comes to them
-    once: from here."""
+    The ranks run in sessions of their own.  So a signal from a terminal or a supervisor reaches
+    them once, passed on by this process."""
     there = gpus_here()
-    need(gpus <= there, f"--gpus is {gpus}, and there {'is' if there == 1 else 'are'} {there}")
+    need(gpus <= there, f"--gpus is {gpus}, but this machine has {ne.counted(there, 'GPU')}")
     with socket.create_server(("127.0.0.1", 0)) as s:
-        port = s.getsockname()[1] - 1        # what it was given is the one that is ours
+        port = s.getsockname()[1] - 1        # Ranks listens on MASTER_PORT + 1, see place.py
     ranks, failed = [], None
 
     def pass_on(number, frame):
@@ -121,13 +136,14 @@ def start_ranks(gpus):
             time.sleep(0.1)
         return next((abs(x.returncode) for x in ranks if x.returncode), 0)
     finally:
-        for x in ranks:                      # of those that are left, if one could not be started
+        for x in ranks:                      # ranks that still run, if another could not be started
             x.kill()
         for number, how in before:
             signal.signal(number, how)
 
-class Notes:
-    """stderr of a rank that is not the first: what goes wrong, with its number, and no notes."""
+class RankErrors:
+    """stderr of a rank other than the first: puts the rank's number before each line, and drops
+    notes, which the first rank prints."""
 
     def __init__(self, rank, to):
         self.rank, self.to, self.line = rank, to, ""
@@ -143,24 +159,25 @@ class Notes:
         return getattr(self.to, name)
 
 def launch_ranks(run, flags):
-    """ne.launch of a run of all ranks, of which this is one.  One that fails ends at once: its GPU
-    may wait for others for ever, and Python's end for the GPU."""
+    """Runs ne.launch on this rank of a run, and returns its exit code.  A rank that fails ends by
+    os._exit: a normal end of Python would wait for the GPU, which may wait for other ranks
+    forever."""
     first = PLACE.rank == 0
     if STARTED in os.environ:
         end_with_starter()
     if not first:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
-        sys.stderr = Notes(PLACE.rank, sys.stderr)
+        sys.stderr = RankErrors(PLACE.rank, sys.stderr)
     code = 1
     try:
         seen = os.environ["CUDA_VISIBLE_DEVICES"]
-        need(seen and "," not in seen, f"CUDA_VISIBLE_DEVICES is {seen!r}, which has no GPU for a "
-             f"process of local rank {PLACE.local}")
+        need(seen and "," not in seen, f"CUDA_VISIBLE_DEVICES is {seen!r}, which has no GPU for "
+             f"local rank {PLACE.local}; name one GPU per rank of this machine")
         ranks = RankedModel.ranks = Ranks(PLACE)
         open_device()
         RankedModel.links = Links(ranks)
         lock = alone if first else lambda out: contextlib.nullcontext("")
-        ne.launch(of_ranks(run, ranks), RankedModel, lock=lock, **flags)
+        ne.launch(ranked_run(run, ranks), RankedModel, lock=lock, **flags)
         ranks.all("", "the end")
         RankedModel.links.close()
         ranks.close()

@@ -1,6 +1,6 @@
-"""The kernels of a decoder's step: some rows through all layers, with matrices in bfloat16.
+"""The kernels of a decoder's step: up to 64 rows through all layers, with bfloat16 matrices.
 
-steps.py launches them.
+steps.py launches them and records them as CUDA graphs.
 """
 import math
 import operator
@@ -21,75 +21,103 @@ from nanoeuler_parts.tensor_cores.ptx import (
 )
 from nanoeuler_parts.tensor_cores.tiles import mma
 
-# A step of up to AT_ONCE rows (token, slot, position) with matrices in bfloat16, in five kernels a
-# layer, recorded as a graph.  All numbers but the weights are float32.  A few rows cost what it
-# takes to bring the weights from memory; a block reads them once for GROUP rows, or for two or four
-# groups where there are more than one, and others, along y, for the next ones, from L2:
+# A row is one token that enters the model: (token, slot of the KV cache, position in the slot).  A
+# step takes up to AT_ONCE rows through the model, in five kernels per layer, recorded as a graph.
+# Matrices are bfloat16, all other numbers of the model float32.  A line is one row of logits.
 #
-#     take       x = wte[token]                                     a block a row
-#     qkv        RMSNorm, q, k, v, biases, RoPE, k, v to the cache  a block 8 pairs (i, i + D / 2)
-#     attend     a part of the context, KEYS keys of a head         a block a part of a row
-#     proj       the parts become one, x += W att                   a block 8 columns of x
-#     gate_up    RMSNorm, gate and up, SwiGLU                       a block 16 columns
-#     down       x += W swiglu                                      a block 8 columns of x
-#     logits     of the rows that are wanted: RMSNorm, head         a block 32 tokens
-#     choose     the token of a line of logits, if one is drawn     a block a line
+#     take       x = wte[token]                                one block per row
+#     in each layer:
+#     qkv        RMSNorm, q, k, v, biases, RoPE;               one block per 8 pairs (i, i + D / 2)
+#                k and v go to the cache
+#     attend     attention over one split of the context,      one block per split, row and
+#                keys_per_split(D) keys                        group of query heads
+#     proj       merges the splits, x += W att                 one block per 8 columns of x
+#     gate_up    RMSNorm, gate and up, SwiGLU                  one block per 16 columns
+#     down       x += W swiglu                                 one block per 8 columns of x
+#     after the last layer:
+#     logits     RMSNorm and head, for the rows whose logits   one block per 32 tokens
+#                are requested
+#     choose     samples a token from a line of logits         one block per line
 #
-# Blocks of gate_up and logits have half as much where W's rows are so long that there is no room;
-# those of down twice as much for many rows.
+# Blocks of gate_up and logits take half as many columns if W's rows are too long for shared memory.
+# Blocks of down take twice as many for many rows.
 #
-# Each block of proj merges the parts of all rows.  From MERGED rows on that takes longer than one
-# more kernel, merge; the rest of proj is then `down`, of other sizes.
+# A step of a few rows takes as long as reading the weights from memory.  A block reads its weights
+# once for 1, 2 or 4 groups of GROUP rows.  Further groups belong to other blocks, along y of the
+# grid, which find the weights in L2.
 #
-# A product is W x, W in tiles of 8 rows, of which a block has one to four; its eight warps take
-# slices of 32 of K in turn.  A lane loads 8 neighbours of a row of W, which are 16 bytes, and the
-# same 8 of a row of x, and `mma` multiplies them:  x is its A, (16, 16), W its B, (16, 8).  Which
-# of a lane's numbers is which k does not matter as long as it is the same in A and B.
+# Each block of proj merges the splits of all rows.  From MERGE_FROM rows, one more kernel is
+# faster: `merge` merges the splits once, and `down`, compiled for other sizes, does the rest of
+# proj.
 #
-# x is float32, mma takes bfloat16, of 8 bits.  Two of them hold 17 of the 24 bits of x, rounded:
-# hi, the nearest to x, is A's rows 0 to 7, mid, the nearest to x - hi, its rows 8 to 15.  So what
-# is multiplied differs from x by at most 2^-18 of it, and sums are those of float32.
+# Product   A block multiplies x by one to four tiles of 8 rows of W.  K is cut into slices of SLICE
+#           numbers.  In turn t, warp w of the eight takes slice 8 t + w.  A lane loads 8 neighbours
+#           (16 bytes) of a row of W, and the same 8 of a row of x.  `mma` multiplies them:  x is
+#           its A, (16, 16), and W its B, (16, 8).  Any mapping of a lane's registers to k works, if
+#           A and B share it.
+# Rounding  x is float32, but mma takes bfloat16, which has 8 bits.  So x is split into two bfloat16
+#           numbers, which hold 17 of its 24 bits.  hi is the nearest to x, and fills rows 0 to 7
+#           of A.  mid is the nearest to x - hi, and fills rows 8 to 15.  The multiplied number
+#           differs from x by at most 2^-18 of x.  Sums are float32.
+# Order     The order of a row's sums depends on its own position only, not on the other rows, nor
+#           on its place among them.  So a text gives the same bits alone, in a batch and with
+#           drafts.
+#           Kernels for a few rows and for many are compiled separately.  Where the compiler could
+#           round a product and a sum once or twice, fma and fmul_rn decide it.
+# Indices   A kernel takes a few microseconds, so a warp has time for some hundred instructions.
+#           Numba computes indices in 64 bits, checks their sign and rounds quotients down.  Here
+#           all indices are u32, which saves half of the instructions.
+# Copies    On Hopper, the copy engine (TMA) brings a block's rows of W into shared memory.  A
+#           kernel requests them before it waits for the previous kernel, so they arrive while that
+#           one computes.  `take_turn` waits for the previous kernel, and lets the next one start.
+#           On other GPUs, kernels do not overlap, and load W into registers.
+# Ahead     If tokens are sampled on the GPU and every text continues, the next step is queued
+#           before the host has read the tokens of the current one.  `advance_kernel` makes its
+#           table on the GPU, so the GPU does not wait for the host.
+# Prompts   A beginning of a slot that is longer than BY_ROWS is read as one sequence, as in
+#           training.  It is mostly a prompt, or the half of its tokens that a full slot keeps.
+#           There, the activations between kernels are bfloat16, as in PyTorch, and keys and values
+#           are rounded to it.  The bits depend on the tokens up to a position, not on the length.
+#           So a prompt differs from the same text read token by token, by bfloat16 rounding.  It
+#           gives the same bits alone, in a batch, with drafts, and in pieces
+#           (RowsDecoder.read_pieces).
 #
-# Order   A row's sums hang on its position alone: not on the other rows, nor on its place among
-#         them.  A text has the same bits alone, in a batch and with drafts.  Where the compiler
-#         could round a product and a sum once or twice, fma and fmul_rn say which, since the
-#         kernels for a few rows and for many are compiled one by one.
-# Places  A kernel takes a few microseconds, in which a warp has time for some hundred instructions.
-#         Numba counts places in 64 bits, looks whether they are negative and rounds quotients down;
-#         so all are u32 here, which is half of the instructions that there would be.
-# Copies  Hopper's copy engine brings a block's rows of W into shared memory, and a kernel asks for
-#         them before it waits for the kernel in front of it: they arrive while that one computes.
-#         Others load them into registers.
-# Ahead   Where tokens are drawn here and texts just go on, the next step is queued before the host
-#         has looked at the tokens of this one: `advance` makes its table, and no time is lost.
-# Prompts What begins a slot and is longer than a step, mostly a prompt, or the half that a full
-#         slot keeps, is read at once, as a sequence is in training: activations between the
-#         kernels are bfloat16, as PyTorch has them, keys and values are rounded to it, and the
-#         bits hang on the tokens up to a position, not on the length.  So a text has other bits as
-#         a prompt than token by token, as far as bfloat16 rounds, but the same ones alone, in a
-#         batch, with drafts, and if its prompt comes in pieces (Decoder.read_pieces).
-GROUP, AT_ONCE = 8, 64                       # rows of x that `mma` takes; those of a step
+# Shared memory of a block that multiplies.  On Hopper, the first two are dynamic, and the copy
+# engine fills W and gain.  Elsewhere, only att is dynamic, and W and gain are read from memory:
+#
+#     W          8 rows per tile, weight_stride(K) bytes apart
+#     gain       K float32, the gain of the RMSNorm, if x is normed; in proj, att of up to GROUP
+#                rows lies here instead, ATT_STRIDE floats apart
+#     partial    (8, groups, tiles, 8, 8): each warp's share of each output; `total` adds them
+#     squares    (8, rows): each warp's share of the sum of squares of each row, for RMSNorm
+#     table      a copy of `rows`
+#     barrier    the mbarrier that counts the bytes of the copies
+GROUP, AT_ONCE = 8, 64                       # rows per `mma`; most rows per step
 BY_ROWS = AT_ONCE                            # longest beginning of a slot that is read by rows
-TOKEN, SLOT, POSITION, WANTED, COUNTS = range(5)         # lines of `rows` (5, AT_ONCE), int32
-# Places in COUNTS: FIRST_LINE is of `out`; RING, 0 or 1: which half of `draws` and `ids` is its
+# Fields of the table `rows` (5, AT_ONCE) int32.  WANTED lists the rows whose logits are requested.
+TOKEN, SLOT, POSITION, WANTED, COUNTS = range(5)
+# Entries of COUNTS.  FIRST_LINE: where the lines of these rows begin in `out`.  RING, 0 or 1: which
+# half of `draws` and `ids` belongs to this step.
 N_ROWS, N_WANTED, FIRST_LINE, RING = range(4)
-SLICE = 32                                   # of K, a warp's in one turn: 8 for each of a quad
-MERGED = 4                                   # rows from which on `merge` pays
-# Groups of rows that a block may have, and turns whose x is loaded together, of at most two groups
-# at a time: of four the sums take the registers
+SLICE = 32                                   # numbers of K per warp and turn: 8 per lane of a quad
+MERGE_FROM = 4                               # number of rows from which `merge` pays
+# Groups of rows per block -> turns whose x is loaded together.  With four groups, the sums need the
+# registers: the groups are loaded two at a time, one turn at a time.
 TURNS_AT_ONCE = {1: 8, 2: 4, 4: 1}
 
 def weight_stride(K):
-    """Bytes between rows of W in shared memory: the two rows that lanes read at once, 64 bytes of
-    each, must lie in different banks."""
+    """Returns the bytes from one row of W to the next in shared memory.  The lanes read 64 bytes of
+    two rows at a time, which must lie in different banks."""
     return 2 * K + (64 - 2 * K) % 128
 
-def keys_a_part(D):
-    """Keys that a block of `attend` has: eight warps, four for each group of lanes."""
-    return 8 * 4 * (32 // lanes_a_key(D))
+def keys_per_split(D):
+    """Returns the number of keys of a split, the share of the context that one block of `attend`
+    takes: eight warps, and four keys per group of lanes."""
+    return 8 * 4 * (32 // lanes_per_key(D))
 
-def lanes_a_key(D):
-    """A lane has four numbers of a key."""
+def lanes_per_key(D):
+    """Returns the number of lanes that share a key, a power of two: a lane has four numbers of
+    it."""
     lanes = 1
     while 4 * lanes < D:
         lanes *= 2
@@ -97,90 +125,102 @@ def lanes_a_key(D):
 
 @inlined
 def own_row():
-    """Which row of x, and of each tile of W, a lane reads: a quad of lanes has one."""
+    """Returns the row of x, and of each tile of W, that this lane reads.  A quad of lanes shares
+    one."""
     return lane_id() >> u32(2)
 
 @inlined
-def entry(rows, line, i):
-    """rows[line, i] as it is in L2: what an SM still had of an older table is passed by"""
-    at = u32(line * AT_ONCE) + u32(i)
+def table_entry(rows, field, i):
+    """Returns rows[field, i], read from L2: the L1 cache of an SM may hold an older table."""
+    at = u32(field * AT_ONCE) + u32(i)
     return types.int32(load_relaxed(global_address(rows) + u64(4) * u64(at)))
 
 @inlined
-def told(draws, i):
-    """The i-th number of draws as it is in the host's memory"""
+def draw_field(draws, i):
+    """Returns the i-th number of draws, read from the host's memory, past the caches."""
     return load_relaxed_f64(global_address(draws) + u64(8) * u64(i))
 
 @inlined
-def two_parts(a, j, x, y):
-    """Two neighbours of a row of x, as pairs of bfloat16: hi to a[j], mid to a[j + 1]"""
+def hi_and_mid(a, j, x, y):
+    """Splits two neighbours x, y of a row into pairs of bfloat16: hi to a[j], mid to a[j + 1]."""
     hi = pack_bf16(x, y)
     a[j], a[j + 1] = hi, pack_bf16(x - lower_half(hi), y - upper_half(hi))
 
 def row_product(K, TILES, GROUPS, normed, hopper):
-    """Device functions of a block that multiplies TILES tiles of W (N, K) by GROUPS times GROUP
-    rows of x.  Of one tile, it is W's rows from `first` on; of more, one half of them is, the other
-    begins at `second`."""
-    ROW, STRIDE, COUNT = 2 * K, weight_stride(K), 8 * TILES
-    GAIN, FIRST_GAIN = 4 * K if normed else 0, COUNT * STRIDE // 4 if hopper else 0
-    SLICES, FIRST_TILES = cdiv(K, SLICE), cdiv(TILES, 2)
+    """Makes the device functions of a block that multiplies GROUPS times GROUP rows of x by TILES
+    tiles of W (N, K).  One tile: rows of W from `first`.  More: half of the tiles from `first`,
+    half from `second`.
+    normed: x is multiplied by `gain`, and its squares are summed
+    hopper: the copy engine loads W
+
+    A kernel calls request_weights, waits for the previous kernel, calls multiply, and reads the
+    results by total."""
+    ROW_BYTES, STRIDE, W_ROWS = 2 * K, weight_stride(K), 8 * TILES
+    GAIN_BYTES, GAIN_START = 4 * K if normed else 0, W_ROWS * STRIDE // 4 if hopper else 0
+    SLICES, TILES_FROM_FIRST = cdiv(K, SLICE), cdiv(TILES, 2)
     TURNS = cdiv(SLICES, 8)
-    BATCH = cdiv(TURNS, cdiv(TURNS, TURNS_AT_ONCE[GROUPS]))       # turns whose loads are under way
-    WHOLE = K % (8 * SLICE * BATCH) == 0                 # no warp has a slice behind the last one
-    LOADED = min(GROUPS, 2)                              # groups whose x is in registers at once
-    XS, B = 8 * BATCH * LOADED, 4 * TILES
-    CHAINS = 1 if normed else 2              # sums that a tile has: one for each half of a slice
-    SUMS = 4 * CHAINS * TILES * GROUPS
+    TURNS_LOADED = cdiv(TURNS, cdiv(TURNS, TURNS_AT_ONCE[GROUPS]))   # turns in flight
+    EXACT = K % (8 * SLICE * TURNS_LOADED) == 0          # no warp has a slice past the end of K
+    GROUPS_LOADED = min(GROUPS, 2)           # groups whose x is in registers at the same time
+    X_REGS, B_REGS = 8 * TURNS_LOADED * GROUPS_LOADED, 4 * TILES
+    CHAINS = 1 if normed else 2              # sums per tile; 2: one for each half of a slice
+    ACC_REGS = 4 * CHAINS * TILES * GROUPS
     load_8, _ = vector(8)
     load_weights = load_four_shared if hopper else load_four
 
     @inlined
     def row_of(i, w, first, second):
-        """The row of W that is the block's i-th, or the last one if W has no more"""
-        row = first + i if i < 8 * FIRST_TILES else second + i - u32(8 * FIRST_TILES)
+        """Returns the index in W of the block's i-th row, at most that of W's last row."""
+        row = first + i if i < 8 * TILES_FROM_FIRST else second + i - u32(8 * TILES_FROM_FIRST)
         return min(u32(row), u32(w.shape[0]) - u32(1))
 
     @inlined
-    def ask_for(w, first, second, gain):
-        """Asks the copy engine for the block's rows, and behind them for the gain, if x is normed.
-        Returns the mbarrier to wait for."""
+    def request_weights(w, first, second, gain):
+        """Requests the block's rows of W from the copy engine, and the gain, which follows them in
+        shared memory, if x is normed.  Returns the mbarrier to wait for.  Without a copy engine,
+        requests nothing."""
         barrier, t = shared_address(cuda.shared.array(1, u64)), thread_id()
         if hopper and t < WARP:
             smem = shared_address(cuda.shared.array(0, u32, 16))
             if t == 0:
                 mbarrier_init(barrier, u32(1))
                 mbarrier_fence()
-                mbarrier_expect(barrier, u32(COUNT * ROW + GAIN))
+                mbarrier_expect(barrier, u32(W_ROWS * ROW_BYTES + GAIN_BYTES))
                 if normed:
-                    bulk_copy(smem + u32(COUNT * STRIDE), global_address(gain), u32(GAIN), barrier)
-            cuda.syncwarp()                  # it is counting
-            if t < COUNT:
+                    bulk_copy(smem + u32(W_ROWS * STRIDE), global_address(gain), u32(GAIN_BYTES),
+                              barrier)
+            cuda.syncwarp()                  # the mbarrier is initialized and expects the bytes
+            if t < W_ROWS:
                 row = row_of(t, w, first, second)
-                bulk_copy(smem + u32(t) * u32(STRIDE), global_address(w) + u64(row) * u64(ROW),
-                          u32(ROW), barrier)
+                bulk_copy(smem + u32(t) * u32(STRIDE),
+                          global_address(w) + u64(row) * u64(ROW_BYTES), u32(ROW_BYTES), barrier)
         return barrier
 
     @inlined
-    def place_in_smem(w, first, second, tile):
-        """Where the row of W lies that this lane reads of a tile"""
+    def address_in_smem(w, first, second, tile):
+        """Returns the shared address of the row of W that this lane reads in a tile."""
         smem = shared_address(cuda.shared.array(0, u32, 16))
         return smem + (u32(8 * tile) + own_row()) * u32(STRIDE)
 
     @inlined
-    def place_in_memory(w, first, second, tile):
+    def address_in_memory(w, first, second, tile):
+        """Returns the global address of this row."""
         row = row_of(u32(8 * tile) + own_row(), w, first, second)
-        return global_address(w) + u64(row) * u64(ROW)
-    place_of, Offset = (place_in_smem, u32) if hopper else (place_in_memory, u64)
+        return global_address(w) + u64(row) * u64(ROW_BYTES)
+    address_of, Offset = (address_in_smem, u32) if hopper else (address_in_memory, u64)
 
     @inlined
     def add_product(acc, ss, xs, x0, gain_of, a, b, group):
-        """acc += a slice's product of W, which is b, and eight numbers of x, of a row of a group"""
+        """acc += products of one slice of W and of x, for one group of rows.  If normed, multiplies
+        x by the gain, and adds the squares of x to ss[group].
+        b: this lane's numbers of W, 8 per tile; xs[x0], .., xs[x0 + 7]: its numbers of x
+        gain_of: the gain of these 8; a: registers that take x as the A of mma"""
         if normed:
             for e in range(8):
                 ss[group] = cuda.fma(xs[x0 + e], xs[x0 + e], ss[group])
                 xs[x0 + e] = fmul_rn(xs[x0 + e], gain_of[e])
         for pair in range(4):
-            two_parts(a, 2 * pair, xs[x0 + 2 * pair], xs[x0 + 2 * pair + 1])
+            hi_and_mid(a, 2 * pair, xs[x0 + 2 * pair], xs[x0 + 2 * pair + 1])
         for tile in range(TILES):
             for half in range(2):
                 chain = half % CHAINS
@@ -189,39 +229,41 @@ def row_product(K, TILES, GROUPS, normed, hopper):
 
     @inlined
     def multiply(partial, squares, x, starts, gain, w, first, second, barrier):
-        """partial[warp, group, tile, r, n] = this warp's share of sum_k W[n, k] gain[k] x[r, k],
-        and squares[warp, GROUP group + r] of sum_k x[r, k]^2, for the rows of x that begin at
-        x[starts[group]].  The lane that reads row r of x reads row n = r of each tile, too."""
+        """Writes each warp's share of the products:
+            partial[warp, group, tile, r, n]   of sum_k W[n, k] gain[k] x[r, k]
+            squares[warp, GROUP group + r]     of sum_k x[r, k]^2, if normed
+        The row of x that this lane reads begins at x[starts[group]].  A lane that reads row r of x
+        also reads row n = r of each tile."""
         q, row, warp = thread_id() & u32(3), own_row(), warp_id()
         first_k = u32(SLICE) * warp + u32(8) * q
-        acc, ss = filled(SUMS, f32(0)), filled(GROUPS, f32(0))           # hi's two, mid's two
-        xs, a, b = cuda.local.array(XS, f32), filled(8, u32(0)), cuda.local.array(B, u32)
+        acc, ss = filled(ACC_REGS, f32(0)), filled(GROUPS, f32(0))   # hi, mid: two each
+        xs, a, b = cuda.local.array(X_REGS, f32), filled(8, u32(0)), cuda.local.array(B_REGS, u32)
         gains, gain_of = cuda.shared.array(0, f32, 16) if hopper else gain, filled(8, f32(1))
-        for turn0 in range(0, TURNS, BATCH):
-            for group0 in range(0, GROUPS, LOADED):
-                for i in range(BATCH):       # all loads are under way at once
+        for turn0 in range(0, TURNS, TURNS_LOADED):
+            for group0 in range(0, GROUPS, GROUPS_LOADED):
+                for i in range(TURNS_LOADED):            # all loads are in flight together
                     k = u32((turn0 + i) * 8 * SLICE) + first_k
-                    for group in range(LOADED):
+                    for group in range(GROUPS_LOADED):
                         eight = load_8(x, starts[group0 + group] + (
-                            k if WHOLE else min(u32(k), u32(K - 8))))
+                            k if EXACT else min(u32(k), u32(K - 8))))
                         for e in range(8):
-                            x_e = eight[e] if WHOLE or k < K else f32(0)
-                            xs[8 * (LOADED * i + group) + e] = x_e
+                            x_e = eight[e] if EXACT or k < K else f32(0)
+                            xs[8 * (GROUPS_LOADED * i + group) + e] = x_e
                 if hopper and turn0 == 0 and group0 == 0:
                     mbarrier_wait(barrier, u32(0))
-                for i in range(BATCH):
+                for i in range(TURNS_LOADED):
                     k = u32((turn0 + i) * 8 * SLICE) + first_k
-                    if WHOLE or u32((turn0 + i) * 8) + warp < SLICES:    # true for a whole warp
-                        k = k if WHOLE else min(u32(k), u32(K - 8))
+                    if EXACT or u32((turn0 + i) * 8) + warp < SLICES:  # the same in a warp
+                        k = k if EXACT else min(u32(k), u32(K - 8))
                         for tile in range(TILES):
-                            place = place_of(w, first, second, tile)
-                            load_weights(b, 4 * tile, place + Offset(2 * k))
+                            address = address_of(w, first, second, tile)
+                            load_weights(b, 4 * tile, address + Offset(2 * k))
                         if normed:
-                            eight = load_8(gains, FIRST_GAIN + k)
+                            eight = load_8(gains, GAIN_START + k)
                             for e in range(8):
                                 gain_of[e] = eight[e]
-                        for group in range(LOADED):
-                            add_product(acc, ss, xs, 8 * (LOADED * i + group), gain_of, a, b,
+                        for group in range(GROUPS_LOADED):
+                            add_product(acc, ss, xs, 8 * (GROUPS_LOADED * i + group), gain_of, a, b,
                                         group0 + group)
         for group in range(GROUPS):
             for tile in range(TILES):
@@ -235,72 +277,80 @@ def row_product(K, TILES, GROUPS, normed, hopper):
                 of_row = quad_sum(ss[group])
                 if q == 0:
                     squares[warp, u32(GROUP * group) + row] = of_row
-        cuda.syncthreads()                   # all shares are there
+        cuda.syncthreads()                   # all warps have written their shares
 
     @inlined
     def total(partial, tile, r, n):
+        """Returns the sum of the warps' shares, for row r of the block and row n of the tile."""
         group, row = r >> u32(3), r & u32(GROUP - 1)
         s = partial[0, group, tile, row, n]
         for warp in range(1, 8):
             s += partial[warp, group, tile, row, n]
         return s
 
-    return DeviceFunctions(ask_for=ask_for, multiply=multiply, total=total)
+    return DeviceFunctions(request_weights=request_weights, multiply=multiply, total=total)
 
-def tiles_a_block(tiles, K, groups):
-    """Of W (N, K): twice as many if they are some, or the rows many, so that x is read and split
-    half as often, unless there is no room for several blocks on a multiprocessor."""
+def tiles_per_block(tiles, K, groups):
+    """Returns the tiles of W (N, K) per block: `tiles`, or twice as many.  Doubling halves how
+    often x is read and split.  It needs several tiles or several groups of rows, and enough shared
+    memory for more than one block per multiprocessor."""
     room = 2 * tiles * 8 * weight_stride(K) <= 72 << 10
     return 2 * tiles if room and (tiles > 1 or groups > 1) else tiles
 
 def product_smem(K, tiles, normed, hopper):
-    """Bytes of dynamic shared memory of a block of a product"""
+    """Returns the bytes of dynamic shared memory that a product needs per block."""
     return tiles * 8 * weight_stride(K) + 4 * K * normed if hopper else 0
 
 ProductKernels = namedtuple("ProductKernels", "qkv merge proj gate_up down logits")
 
 @made_once
 def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
-    """ProductKernels for these sizes; biased: q, k and v have biases.  Blocks of 256 threads; the
-    first 64 GROUPS have an output of each tile, of row r and the tile's column t % 8.  Along y they
-    have the next rows.  Where there are no more of them, the last one is multiplied again, and its
-    products left."""
-    OF_X, OF_SWIGLU = tiles_a_block(2, C, GROUPS), tiles_a_block(1, F, GROUPS)
-    HALF_OF_X, ROWS = OF_X // 2, GROUP * GROUPS
-    two_of_x, of_x = (row_product(C, tiles, GROUPS, True, hopper) for tiles in (2, OF_X))
-    of_att = row_product(HD, 1, 1, False, hopper)
-    of_swiglu = row_product(F, OF_SWIGLU, GROUPS, False, hopper)
-    # their shares: warps, groups, tiles, rows and columns
-    ALONE, TWO, SHARES, SHARES_OF_SWIGLU = (8, 1, 1, 8, 8), *(
-        (8, GROUPS, tiles, 8, 8) for tiles in (2, OF_X, OF_SWIGLU))
-    SQUARES, TABLE, HALF, KEYS = (8, ROWS), (5, AT_ONCE), D // 2, keys_a_part(D)
-    OF_TABLE = cdiv(5 * AT_ONCE, 256 - WARP)             # numbers that a thread copies
-    ATT, ATT_LINE = 8 * weight_stride(HD) // 4 if hopper else 0, HD + 4      # floats of smem
+    """Makes ProductKernels for these sizes.  biased: q, k and v have biases
+
+    Blocks have 256 threads.  Each of the first 64 GROUPS threads writes one output per tile: thread
+    t has row t // 8 of the block and column t % 8 of the tile.  Block y of the grid begins at row
+    X_ROWS y.  Past the last row, a block recomputes the last row and discards the result."""
+    X_TILES, SWIGLU_TILES = tiles_per_block(2, C, GROUPS), tiles_per_block(1, F, GROUPS)
+    HALF_X_TILES, X_ROWS = X_TILES // 2, GROUP * GROUPS
+    pair_product, x_product = (
+        row_product(C, tiles, GROUPS, True, hopper) for tiles in (2, X_TILES))
+    att_product = row_product(HD, 1, 1, False, hopper)
+    swiglu_product = row_product(F, SWIGLU_TILES, GROUPS, False, hopper)
+    # shapes of `partial`: warps, groups, tiles, rows, columns
+    PROJ_SHARES, QKV_SHARES, X_SHARES, SWIGLU_SHARES = (8, 1, 1, 8, 8), *(
+        (8, GROUPS, tiles, 8, 8) for tiles in (2, X_TILES, SWIGLU_TILES))
+    SQUARES, TABLE, HALF, KEYS = (8, X_ROWS), (5, AT_ONCE), D // 2, keys_per_split(D)
+    TABLE_TURNS = cdiv(5 * AT_ONCE, 256 - WARP)          # entries of the table that a thread copies
+    # in floats of shared memory: where att begins in proj, and from one row of it to the next
+    ATT_START, ATT_STRIDE = 8 * weight_stride(HD) // 4 if hopper else 0, HD + 4
     (load_2, _), (load_4, store_4) = vector(2), vector(4)
     take_turn = after_previous if hopper else at_once
-    two_at_once = cuda_kernel(launch_bounds=(256, 2))
+    two_blocks_per_sm = cuda_kernel(launch_bounds=(256, 2))
 
     @inlined
-    def own_table(rows):
-        """`rows` in shared memory.  Its copy to the device had ended before `take` began, which is
-        launched without overlap: all that follows may read it before `take_turn`, while the kernel
-        in front computes.  Warps 1 and on do, for warp 0 asks for W."""
+    def copied_table(rows):
+        """Copies `rows` to shared memory and returns the copy.  Warps 1 to 7 copy, since warp 0
+        requests W.
+
+        Kernels may read `rows` before `take_turn`, while the previous kernel computes.  The upload
+        of `rows` was complete before `take` started, because `take` is launched without overlap."""
         table = cuda.shared.array(TABLE, types.int32)
-        for turn in range(OF_TABLE):
+        for turn in range(TABLE_TURNS):
             i = thread_id() + u32((256 - WARP) * turn) - u32(WARP)
             if thread_id() >= WARP and i < 5 * AT_ONCE:
-                table[0, i] = entry(rows, 0, i)          # its lines follow each other
-        cuda.syncthreads()                   # it is there, as is the mbarrier
+                table[0, i] = table_entry(rows, 0, i)    # the fields follow each other
+        cuda.syncthreads()                   # the table and the mbarrier are ready
         return table
 
     @inlined
-    def begin():
-        """The first row of the block"""
-        return u32(ROWS) * u32(cuda.blockIdx.y)
+    def first_row_of_block():
+        """Returns the index of the block's first row in the step."""
+        return u32(X_ROWS) * u32(cuda.blockIdx.y)
 
     @inlined
     def starts_of(base, count, K):
-        """Where the rows of x (rows, K) begin that this lane reads, one of each group"""
+        """Returns the start in x (rows, K) of the row that this lane reads, for each group.
+        count: number of rows of the step; base: first row of the block"""
         starts = cuda.local.array(GROUPS, u32)
         for group in range(GROUPS):
             row = min(u32(base + u32(GROUP * group) + own_row()), u32(count - u32(1)))
@@ -309,36 +359,39 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
 
     @inlined
     def rstd_of(squares, r, eps):
+        """Returns 1 / sqrt(mean_k x[r, k]^2 + eps) of row r of the block."""
         ss = squares[0, r]
         for warp in range(1, 8):
             ss += squares[warp, r]
         return rsqrtf(cuda.fma(ss, f32(1 / C), eps))
 
-    @two_at_once
+    @two_blocks_per_sm
     def qkv(q, kc, vc, x, gain, w, bias, cos, sin, rows, eps):
-        """A block: pairs i0 to i0 + 7 of a head.     grid ((H + 2 G) D / 16, rows / ROWS)
+        """q, k, v = RMSNorm(x) W^T + bias, with RoPE for q and k; writes k and v to the cache.
+        A block has the pairs (i, i + D / 2) of a head, for i = i0 to i0 + 7.
+        grid ((H + 2 G) D / 16, rows / X_ROWS)
         q (AT_ONCE, HD), kc, vc (slots, G, T, D) of a layer, x (AT_ONCE, C), w (QKV, C) bf16
-        bias (QKV,); any array if not `biased`"""
+        bias (QKV,), or any array if not `biased`"""
         G, H, block = u32(kc.shape[1]), u32(HD // D), u32(cuda.blockIdx.x)
         head = u32(block // u32(HALF // 8))
         i0 = u32(8) * (block - head * u32(HALF // 8))
         first, second = head * u32(D) + i0, head * u32(D) + i0 + u32(HALF)
-        partial, squares = cuda.shared.array(TWO, f32), cuda.shared.array(SQUARES, f32)
-        barrier = two_of_x.ask_for(w, first, second, gain)
-        table = own_table(rows)
+        partial, squares = cuda.shared.array(QKV_SHARES, f32), cuda.shared.array(SQUARES, f32)
+        barrier = pair_product.request_weights(w, first, second, gain)
+        table = copied_table(rows)
         t, count = thread_id(), u32(table[COUNTS, N_ROWS])
         n, i = t >> u32(3), i0 + (t & u32(7))
-        r, starts = begin() + n, starts_of(begin(), count, C)
-        mine = n < ROWS and r < count
-        of_mine = r if mine else u32(0)
-        slot, pos = u32(table[SLOT, of_mine]), u32(table[POSITION, of_mine])
+        r, starts = first_row_of_block() + n, starts_of(first_row_of_block(), count, C)
+        mine = n < X_ROWS and r < count
+        my_row = r if mine else u32(0)
+        slot, pos = u32(table[SLOT, my_row]), u32(table[POSITION, my_row])
         c, s = cos[pos, i], sin[pos, i]
         take_turn()
-        two_of_x.multiply(partial, squares, x, starts, gain, w, first, second, barrier)
+        pair_product.multiply(partial, squares, x, starts, gain, w, first, second, barrier)
         if mine:
             rstd = rstd_of(squares, n, eps)
-            u = two_of_x.total(partial, 0, n, t & u32(7))
-            v = two_of_x.total(partial, 1, n, t & u32(7))
+            u = pair_product.total(partial, 0, n, t & u32(7))
+            v = pair_product.total(partial, 1, n, t & u32(7))
             if biased:
                 u = cuda.fma(u, rstd, bias[first + (t & u32(7))])
                 v = cuda.fma(v, rstd, bias[second + (t & u32(7))])
@@ -355,23 +408,25 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
                 vc[slot, kv, pos, i], vc[slot, kv, pos, i + u32(HALF)] = u, v
 
     @inlined
-    def parts_at(position):
-        """Of the context of a row at this position"""
+    def splits_at(position):
+        """Returns the number of splits of the context of a row at this position."""
         return u32(u32(position) // u32(KEYS)) + u32(1)
 
     @inlined
-    def merged(o, ml, row, parts, k):
-        """Columns k to k + 3 of att of a row, of all its parts, in their order"""
-        first, head, last = u32(row) * u32(o.shape[1]), u32(k // u32(D)), u32(parts - u32(1))
+    def merge_splits(o, ml, row, splits, k):
+        """Returns columns k to k + 3 of att of a row, merged from all its splits in order:
+            att = sum_s 2^(m_s - M) o_s / sum_s 2^(m_s - M) l_s,   M = max_s m_s
+        A running M rescales the sums after every eight splits."""
+        first, head, last = u32(row) * u32(o.shape[1]), u32(k // u32(D)), u32(splits - u32(1))
         top, l, sums = f32(-math.inf), f32(0), filled(4, f32(0))
         m_of, l_of, o_of = filled(8, f32(0)), filled(8, f32(0)), filled(32, f32(0))
-        for part0 in range(0, i32(parts), 8):
+        for split0 in range(0, i32(splits), 8):
             before = top
-            for j in range(8):               # without a branch: all are under way at once
-                part = first + min(u32(part0 + j), last)
-                two = load_2(ml, u64(part * u32(HD // D) + head) * u64(2))
+            for j in range(8):               # no branch, so that all loads are in flight together
+                split = first + min(u32(split0 + j), last)
+                two = load_2(ml, u64(split * u32(HD // D) + head) * u64(2))
                 m_of[j], l_of[j] = two[0], two[1]
-                four = load_4(o, u64(part) * u64(HD) + u64(k))
+                four = load_4(o, u64(split) * u64(HD) + u64(k))
                 for e in range(4):
                     o_of[4 * j + e] = four[e]
             for j in range(8):
@@ -381,7 +436,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
             for e in range(4):
                 sums[e] *= shrink
             for j in range(8):
-                if u32(part0 + j) <= last:
+                if u32(split0 + j) <= last:
                     p = exp2(m_of[j] - top)
                     l += p * l_of[j]
                     for e in range(4):
@@ -393,110 +448,115 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
 
     @cuda_kernel
     def merge(att, o, ml, rows):
-        """att (AT_ONCE, HD) of its parts     grid (ceil(HD / 512), rows), 128 threads"""
+        """att[r] = the merged splits of row r     att (AT_ONCE, HD)     o, ml: see `attend`
+        grid (ceil(HD / 512), rows), 128 threads"""
         r, k = u32(cuda.blockIdx.y), u32(4) * (u32(cuda.blockIdx.x) * u32(128) + thread_id())
-        here = i32(r) < entry(rows, COUNTS, N_ROWS) and k < HD
-        parts = parts_at(entry(rows, POSITION, r))
+        here = i32(r) < table_entry(rows, COUNTS, N_ROWS) and k < HD
+        splits = splits_at(table_entry(rows, POSITION, r))
         take_turn()
         if here:
-            store_4(att, u64(r) * u64(HD) + u64(k), merged(o, ml, r, parts, k))
+            store_4(att, u64(r) * u64(HD) + u64(k), merge_splits(o, ml, r, splits, k))
 
-    @two_at_once
+    @two_blocks_per_sm
     def proj(x, o, ml, w, rows):
-        """x[r, n] += sum_k W[n, k] att[r, k], att merged from its parts; of one group.
-        grid C / 8
-        o (AT_ONCE, parts, HD), ml (AT_ONCE, parts, H, 2): see `attend`"""
+        """x[r, n] += sum_k W[n, k] att[r, k], where each block merges att from its splits.
+        For one group of rows.     grid C / 8
+        o (AT_ONCE, splits, HD), ml (AT_ONCE, splits, H, 2): see `attend`; w (C, HD) bf16"""
         t, first = thread_id(), u32(8) * u32(cuda.blockIdx.x)
-        partial, squares = cuda.shared.array(ALONE, f32), cuda.shared.array((1, 1), f32)
+        partial, squares = cuda.shared.array(PROJ_SHARES, f32), cuda.shared.array((1, 1), f32)
         att = cuda.shared.array(0, f32, 16)
-        barrier = of_att.ask_for(w, first, first, w)
-        table = own_table(rows)
+        barrier = att_product.request_weights(w, first, first, w)
+        table = copied_table(rows)
         count = u32(table[COUNTS, N_ROWS])
         r, n, old = t >> u32(3), first + (t & u32(7)), f32(0)
-        starts = filled(1, u32(ATT) + min(own_row(), u32(count - u32(1))) * u32(ATT_LINE))
+        starts = filled(1, u32(ATT_START) + min(own_row(), u32(count - u32(1))) * u32(ATT_STRIDE))
         take_turn()
         if r < count:
             old = x[r, n]
         row = u32(0)
         while row < count:
-            parts, k = parts_at(table[POSITION, row]), u32(4) * t
+            splits, k = splits_at(table[POSITION, row]), u32(4) * t
             while k < HD:
-                store_4(att, u32(ATT) + row * u32(ATT_LINE) + k, merged(o, ml, row, parts, k))
+                store_4(att, u32(ATT_START) + row * u32(ATT_STRIDE) + k,
+                        merge_splits(o, ml, row, splits, k))
                 k += u32(4 * 256)
             row += u32(1)
-        cuda.syncthreads()                   # att is whole
-        of_att.multiply(partial, squares, att, starts, att, w, first, first, barrier)
+        cuda.syncthreads()                   # att is complete
+        att_product.multiply(partial, squares, att, starts, att, w, first, first, barrier)
         if r < count:
-            x[r, n] = old + of_att.total(partial, 0, r, t & u32(7))
+            x[r, n] = old + att_product.total(partial, 0, r, t & u32(7))
 
-    @two_at_once
+    @two_blocks_per_sm
     def gate_up(y, x, gain, w, rows, eps):
-        """y = silu(gate) * up, of rmsnorm(x).     grid (ceil(F / (4 OF_X)), rows / ROWS)
+        """y = silu(gate) * up, where gate and up are the halves of RMSNorm(x) W^T.
+        grid (ceil(F / (4 X_TILES)), rows / X_ROWS)
         y (AT_ONCE, F), x (AT_ONCE, C), w (2 F, C) bf16"""
-        t, first = thread_id(), u32(8 * HALF_OF_X) * u32(cuda.blockIdx.x)
-        partial, squares = cuda.shared.array(SHARES, f32), cuda.shared.array(SQUARES, f32)
-        barrier = of_x.ask_for(w, first, first + u32(F), gain)
-        table = own_table(rows)
+        t, first = thread_id(), u32(8 * HALF_X_TILES) * u32(cuda.blockIdx.x)
+        partial, squares = cuda.shared.array(X_SHARES, f32), cuda.shared.array(SQUARES, f32)
+        barrier = x_product.request_weights(w, first, first + u32(F), gain)
+        table = copied_table(rows)
         count, r, column = u32(table[COUNTS, N_ROWS]), t >> u32(3), t & u32(7)
-        starts = starts_of(begin(), count, C)
+        starts = starts_of(first_row_of_block(), count, C)
         take_turn()
-        of_x.multiply(partial, squares, x, starts, gain, w, first, first + u32(F), barrier)
-        if r < ROWS and begin() + r < count:
+        x_product.multiply(partial, squares, x, starts, gain, w, first, first + u32(F), barrier)
+        if r < X_ROWS and first_row_of_block() + r < count:
             rstd = rstd_of(squares, r, eps)
-            for tile in range(HALF_OF_X):
+            for tile in range(HALF_X_TILES):
                 n = first + u32(8 * tile) + column
-                gate = of_x.total(partial, tile, r, column) * rstd
-                up = of_x.total(partial, HALF_OF_X + tile, r, column) * rstd
+                gate = x_product.total(partial, tile, r, column) * rstd
+                up = x_product.total(partial, HALF_X_TILES + tile, r, column) * rstd
                 if n < F:
-                    y[begin() + r, n] = fast_fdividef(gate * up, f32(1) + exp(-gate))
+                    y[first_row_of_block() + r, n] = fast_fdividef(gate * up, f32(1) + exp(-gate))
 
-    @two_at_once
+    @two_blocks_per_sm
     def down(x, y, w, rows):
-        """x[r, n] += sum_k W[n, k] y[r, k]     grid (ceil(C / (8 OF_SWIGLU)), rows / ROWS)"""
-        t, first = thread_id(), u32(8 * OF_SWIGLU) * u32(cuda.blockIdx.x)
-        partial, squares = cuda.shared.array(SHARES_OF_SWIGLU, f32), cuda.shared.array((1, 1), f32)
-        barrier = of_swiglu.ask_for(w, first, first + u32(8), w)
-        table = own_table(rows)
+        """x[r, n] += sum_k W[n, k] y[r, k]
+        grid (ceil(C / (8 SWIGLU_TILES)), rows / X_ROWS)     x (AT_ONCE, C), w (C, F) bf16"""
+        t, first = thread_id(), u32(8 * SWIGLU_TILES) * u32(cuda.blockIdx.x)
+        partial, squares = cuda.shared.array(SWIGLU_SHARES, f32), cuda.shared.array((1, 1), f32)
+        barrier = swiglu_product.request_weights(w, first, first + u32(8), w)
+        table = copied_table(rows)
         count, r, column = u32(table[COUNTS, N_ROWS]), t >> u32(3), t & u32(7)
-        mine = r < ROWS and begin() + r < count
-        starts, old = starts_of(begin(), count, F), filled(OF_SWIGLU, f32(0))
+        mine = r < X_ROWS and first_row_of_block() + r < count
+        starts, old = starts_of(first_row_of_block(), count, F), filled(SWIGLU_TILES, f32(0))
         take_turn()
-        for tile in range(OF_SWIGLU):
+        for tile in range(SWIGLU_TILES):
             n = first + u32(8 * tile) + column
             if mine and n < C:
-                old[tile] = x[begin() + r, n]
-        of_swiglu.multiply(partial, squares, y, starts, y, w, first, first + u32(8), barrier)
-        for tile in range(OF_SWIGLU):
+                old[tile] = x[first_row_of_block() + r, n]
+        swiglu_product.multiply(partial, squares, y, starts, y, w, first, first + u32(8), barrier)
+        for tile in range(SWIGLU_TILES):
             n = first + u32(8 * tile) + column
             if mine and n < C:
-                x[begin() + r, n] = old[tile] + of_swiglu.total(partial, tile, r, column)
+                x[first_row_of_block() + r, n] = (
+                    old[tile] + swiglu_product.total(partial, tile, r, column))
 
-    @two_at_once
+    @two_blocks_per_sm
     def logits(out, x, gain, w, rows, eps):
-        """Logits of the wanted rows, and behind them these rows of x.
-        grid (ceil(V / (8 OF_X)), rows / ROWS)
-        out (lines, V + C), from line rows[COUNTS, FIRST_LINE] on; w (V, C) bf16"""
-        t, first, V = thread_id(), u32(8 * OF_X) * u32(cuda.blockIdx.x), u32(w.shape[0])
-        partial, squares = cuda.shared.array(SHARES, f32), cuda.shared.array(SQUARES, f32)
-        barrier = of_x.ask_for(w, first, first + u32(8 * HALF_OF_X), gain)
-        table = own_table(rows)
-        count, base = u32(table[COUNTS, N_WANTED]), begin()
+        """Writes one line per row whose logits are requested: its logits, followed by its row of x.
+        grid (ceil(V / (8 X_TILES)), lines / X_ROWS)
+        out (lines, V + C): writes from line rows[COUNTS, FIRST_LINE]; w (V, C) bf16"""
+        t, first, V = thread_id(), u32(8 * X_TILES) * u32(cuda.blockIdx.x), u32(w.shape[0])
+        partial, squares = cuda.shared.array(X_SHARES, f32), cuda.shared.array(SQUARES, f32)
+        barrier = x_product.request_weights(w, first, first + u32(8 * HALF_X_TILES), gain)
+        table = copied_table(rows)
+        count, base = u32(table[COUNTS, N_WANTED]), first_row_of_block()
         starts, r, column = cuda.local.array(GROUPS, u32), t >> u32(3), t & u32(7)
         for group in range(GROUPS):
             wanted = min(u32(base + u32(GROUP * group) + own_row()), u32(count - u32(1)))
             starts[group] = u32(table[WANTED, wanted]) * u32(C)
         take_turn()
-        of_x.multiply(partial, squares, x, starts, gain, w, first, first + u32(8 * HALF_OF_X),
-                      barrier)
+        x_product.multiply(partial, squares, x, starts, gain, w, first,
+                           first + u32(8 * HALF_X_TILES), barrier)
         line = u32(table[COUNTS, FIRST_LINE])
-        if r < ROWS and base + r < count:
+        if r < X_ROWS and base + r < count:
             rstd = rstd_of(squares, r, eps)
-            for tile in range(OF_X):
+            for tile in range(X_TILES):
                 n = first + u32(8 * tile) + column
                 if n < V:
-                    out[line + base + r, n] = of_x.total(partial, tile, r, column) * rstd
+                    out[line + base + r, n] = x_product.total(partial, tile, r, column) * rstd
         i = base * u32(C) + u32(256) * u32(cuda.blockIdx.x) + t
-        while i < u32(min(count, base + u32(ROWS))) * u32(C):
+        while i < u32(min(count, base + u32(X_ROWS))) * u32(C):
             r = u32(i // u32(C))
             c = i - r * u32(C)
             out[line + r, V + c] = x[u32(table[WANTED, r]), c]
@@ -506,63 +566,70 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
 
 @made_once
 def attend_kernel(D, HEADS, BLOCKS, hopper):
-    """Of HEADS query heads that share a head of keys, some KEYS keys of the context.  BLOCKS: how
-    many such groups of query heads share it."""
-    LANES, KEYS, CHUNKS = lanes_a_key(D), keys_a_part(D), D // 4
-    EACH = WARP // LANES                     # keys that a warp has at once, four times
-    Q = HEADS * 4                            # floats of the queries that a lane has
-    SUMS, OF_WARPS = (8, HEADS * D), (8, HEADS)
+    """Makes `attend` for heads of D numbers.  A block has HEADS query heads that share a head of
+    keys, and BLOCKS such blocks share it: HEADS BLOCKS = H / G."""
+    LANES, KEYS, CHUNKS = lanes_per_key(D), keys_per_split(D), D // 4
+    KEY_GROUPS = WARP // LANES               # groups of lanes in a warp; each has four keys
+    Q_REGS = HEADS * 4                       # floats of the queries that a lane has
+    O_SHAPE, ML_SHAPE = (8, HEADS * D), (8, HEADS)       # of the sums of the eight warps
     load_4, _ = vector(4)
     take_turn = after_previous if hopper else at_once
-    steps = LANES.bit_length() - 1
+    log2_lanes = LANES.bit_length() - 1
 
     def butterflies(combine, first, last, count):
-        """The device function that combines x[0], .. x[count - 1] over the lanes that differ in
-        bits first, .. last - 1 of their numbers: step by step, that none waits for another"""
+        """Makes a device function that combines each of x[0], .., x[count - 1] over the lanes whose
+        numbers differ in bits first, .., last - 1.  All x take a bit before the next bit is taken,
+        so that the shuffles of different x are independent."""
         @inlined
         def over(x):
             for i in range(first, last):
                 for j in range(count):
                     x[j] = combine(x[j], cuda.shfl_xor_sync(ALL, x[j], 1 << i))
         return over
-    add_over_key = butterflies(operator.add, 0, steps, Q)
-    max_over_keys = butterflies(max, steps, 5, HEADS)
+    add_over_key = butterflies(operator.add, 0, log2_lanes, Q_REGS)
+    max_over_keys = butterflies(max, log2_lanes, 5, HEADS)
     add_over_keys, add_all_over_keys = (
-        butterflies(operator.add, steps, 5, count) for count in (HEADS, Q))
+        butterflies(operator.add, log2_lanes, 5, count) for count in (HEADS, Q_REGS))
 
     @cuda_kernel
     def attend(o, ml, q, kc, vc, rows, scale2):
-        """o = sum_t 2^(s_t - m) v_t, m = max_t s_t, l = sum_t 2^(s_t - m), s_t = scale2 <q, k_t>
-        of a part of the keys.     grid (H / HEADS, parts, rows), 256 threads
-        o (AT_ONCE, parts, HD), ml (AT_ONCE, parts, H, 2): m and l     scale2: of 2^x, not e^x
+        """For each row, query head and split of its keys, with s_t = scale2 <q, k_t>:
+            o = sum_t 2^(s_t - m) v_t,   m = max_t s_t,   l = sum_t 2^(s_t - m)
+        grid (H / HEADS, splits, rows), 256 threads
+        o (AT_ONCE, splits, HD), ml (AT_ONCE, splits, H, 2): m and l
+        scale2: log2(e) / sqrt(D), since exponentials are powers of two
 
-        A group of LANES lanes has a key, a warp EACH * 4, whose loads are all under way at once."""
+        A group of LANES lanes takes four keys, so a warp takes 4 KEY_GROUPS.  All their loads are
+        in flight together."""
         t, lane, warp = thread_id(), lane_id(), warp_id()
-        block, part, r = u32(cuda.blockIdx.x), u32(cuda.blockIdx.y), u32(cuda.blockIdx.z)
-        head = u32(HEADS) * block            # the first of them
-        n = entry(rows, POSITION, r) + i32(1) - i32(u32(KEYS) * part)
-        keys = u32(entry(rows, SLOT, r)) * u32(kc.shape[1]) + u32(block // u32(BLOCKS))
-        plane = (u64(keys) * u64(kc.shape[2]) + u64(u32(KEYS) * part)) * u64(D)
-        here = r < entry(rows, COUNTS, N_ROWS) and n > 0      # for a whole block
-        if hopper and here and t == 0:       # all but the newest are long in memory
+        block, split, r = u32(cuda.blockIdx.x), u32(cuda.blockIdx.y), u32(cuda.blockIdx.z)
+        head = u32(HEADS) * block            # the block's first query head
+        # n: keys from the split's first one to the row's own.  plane: the first key's index in kc
+        n = table_entry(rows, POSITION, r) + i32(1) - i32(u32(KEYS) * split)
+        kv_head = u32(table_entry(rows, SLOT, r)) * u32(kc.shape[1]) + u32(block // u32(BLOCKS))
+        plane = (u64(kv_head) * u64(kc.shape[2]) + u64(u32(KEYS) * split)) * u64(D)
+        here = r < table_entry(rows, COUNTS, N_ROWS) and n > 0       # the same in the whole block
+        if hopper and here and t == 0:       # all keys but the newest are already in memory
             size = u32(min(n, i32(KEYS))) * u32(4 * D)
             bulk_prefetch(global_address(kc) + u64(4) * plane, size)
             bulk_prefetch(global_address(vc) + u64(4) * plane, size)
         take_turn()
         if here:
+            # a key has CHUNKS chunks of four numbers; lanes beyond these have none of it
             mine = (lane & u32(LANES - 1)) < CHUNKS
             d = u32(4) * u32(min(lane & u32(LANES - 1), u32(CHUNKS - 1)))
-            first = warp * u32(4 * EACH) + (lane >> u32(steps))      # of the lane's four keys
-            qs, scores, sums = filled(Q, f32(0)), filled(Q, f32(0)), filled(Q, f32(0))
+            first = warp * u32(4 * KEY_GROUPS) + (lane >> u32(log2_lanes))  # lane's first key
+            qs, scores, sums = (
+                filled(Q_REGS, f32(0)), filled(Q_REGS, f32(0)), filled(Q_REGS, f32(0)))
             ks, vs = filled(16, f32(0)), filled(16, f32(0))
             ms, ls = filled(HEADS, f32(0)), filled(HEADS, f32(0))
             for i in range(4):
-                key = u32(min(i32(first + u32(i * EACH)), i32(n - i32(1))))
+                key = u32(min(i32(first + u32(i * KEY_GROUPS)), i32(n - i32(1))))
                 four = load_4(kc, plane + u64(key * u32(D) + d))
                 for e in range(4):
                     ks[4 * i + e] = four[e]
             for i in range(4):
-                key = u32(min(i32(first + u32(i * EACH)), i32(n - i32(1))))
+                key = u32(min(i32(first + u32(i * KEY_GROUPS)), i32(n - i32(1))))
                 four = load_4(vc, plane + u64(key * u32(D) + d))
                 for e in range(4):
                     vs[4 * i + e] = four[e]
@@ -570,18 +637,19 @@ def attend_kernel(D, HEADS, BLOCKS, hopper):
                 four = load_4(q, u64(r) * u64(q.shape[1]) + u64((head + u32(h)) * u32(D) + d))
                 for e in range(4):
                     qs[4 * h + e] = four[e] if mine else f32(0)
-            o_smem, m_smem = cuda.shared.array(SUMS, f32, 16), cuda.shared.array(OF_WARPS, f32)
-            l_smem = cuda.shared.array(OF_WARPS, f32)
+            o_smem, m_smem = cuda.shared.array(O_SHAPE, f32, 16), cuda.shared.array(ML_SHAPE, f32)
+            l_smem = cuda.shared.array(ML_SHAPE, f32)
             for h in range(HEADS):
                 for i in range(4):
                     for e in range(4):
                         scores[4 * h + i] += qs[4 * h + e] * ks[4 * i + e]
             add_over_key(scores)
             for h in range(HEADS):
-                ms[h] = f32(-1e30)           # of a warp without a key: less than any score
+                ms[h] = f32(-1e30)           # for a warp without a key: below any score
                 for i in range(4):
                     s = scores[4 * h + i] * scale2
-                    scores[4 * h + i] = s if i32(first + u32(i * EACH)) < n else f32(-math.inf)
+                    scores[4 * h + i] = (
+                        s if i32(first + u32(i * KEY_GROUPS)) < n else f32(-math.inf))
                     ms[h] = max(ms[h], scores[4 * h + i])
             max_over_keys(ms)
             for h in range(HEADS):
@@ -598,10 +666,10 @@ def attend_kernel(D, HEADS, BLOCKS, hopper):
                         o_smem[warp, u32(h * D) + d + u32(e)] = sums[4 * h + e]
                 if lane == 0:
                     m_smem[warp, h], l_smem[warp, h] = ms[h], ls[h]
-            cuda.syncthreads()               # the warps' sums are there
+            cuda.syncthreads()               # all warps have written their sums
             i = t
             while i < u32(HEADS * D):
-                h = u32(0)
+                h = u32(0)                   # i // D, without a division
                 for later in range(1, HEADS):
                     h = u32(later) if i >= u32(later * D) else h
                 m, l, s = m_smem[0, h], f32(0), f32(0)
@@ -611,162 +679,173 @@ def attend_kernel(D, HEADS, BLOCKS, hopper):
                     p = exp2(m_smem[w, h] - m)
                     l += p * l_smem[w, h]
                     s += p * o_smem[w, i]
-                o[r, part, head * u32(D) + i] = s
+                o[r, split, head * u32(D) + i] = s
                 if i == h * u32(D):
-                    ml[r, part, head + h, 0], ml[r, part, head + h, 1] = m, l
+                    ml[r, split, head + h, 0], ml[r, split, head + h, 1] = m, l
                 i += u32(256)
     return attend
 
 @made_once
 def take_kernel(hopper):
+    """Makes `take`, the first kernel of a step."""
     start_next = let_next_start if hopper else at_once
 
     @cuda_kernel
     def take(x, rows, wte):
-        """x[r] = wte[token of r]     a block of 128 threads a row
-        x (AT_ONCE, C), rows (5, AT_ONCE), wte (V, C) bf16, or another matrix, whatever its type"""
+        """x[r] = wte[token of row r]     one block of 128 threads per row
+        x (AT_ONCE, C), rows (5, AT_ONCE), wte: (V, C) bf16, or another matrix of any type"""
         r = cuda.blockIdx.x
-        start_next()                         # its weights may come; it waits for the rest
+        start_next()                         # the next kernel may request its weights
         if r < rows[COUNTS, N_ROWS]:
             for c in range(cuda.threadIdx.x, x.shape[1], 128):
                 x[r, c] = value(wte[rows[TOKEN, r], c])
     return take
 
-# ---- drawing tokens
-# `choose` does what nanoeuler.sample does, a block a line of logits, in float64 and with the random
-# number of the host: by one seed both draw the same tokens as long as their logits agree.
-DRAW = len(ne.Draw._fields)
-TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM = range(DRAW)  # places in a line of draws
+# ---- sampling tokens
+# `choose` samples as nanoeuler.sample does, with one block per line of logits, in float64 and with
+# the host's random number.  So one seed gives the same tokens on the CPU and here, as long as the
+# logits agree.  The odds of a token are e^((z - max z) / temperature): its probability divided by
+# that of the most probable token.
+DRAW_FIELDS = len(ne.Draw._fields)
+TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM = range(DRAW_FIELDS)       # fields of a Draw
 
 @inlined
-def sortable(z):
-    """A float32 as a u32, in the order of numbers; -0 is 0, NaN more than all numbers."""
+def sort_key(z):
+    """Returns a u32 key of a float32 whose order is that of the numbers.  -0 equals 0.  NaN is
+    above all numbers."""
     bits = u32(float_as_int(z + f32(0)))
     if z != z:
         return u32(0xFFFFFFFF)
     return u32(bits ^ u32(0xFFFFFFFF)) if bits >> u32(31) else u32(bits | u32(0x80000000))
 
 @inlined
-def likeliest_of(z, V):
-    """Where the first of the largest z[:V] is."""
+def argmax_of(z, V):
+    """Returns the index of the largest of z[:V], the first one if several are equal."""
     best = i64(0)
     for i in range(cuda.threadIdx.x, V, 4 * 256):
-        for j in range(4):                   # all four are under way at once
+        for j in range(4):                   # four loads in flight together
             at = min(i + 256 * j, V - 1)
-            best = max(best, i64(sortable(z[at])) << 31 | i64(0x7FFFFFFF - at))
+            best = max(best, i64(sort_key(z[at])) << 31 | i64(0x7FFFFFFF - at))
     return i32(0x7FFFFFFF - (block_max(best) & 0x7FFFFFFF))
 
 @inlined
-def least_of_the_largest(z, odds, V, largest, want, counted):
-    """Of z in descending order as many are kept as it takes to reach `want`: with the sum of their
-    odds, or, if counted, with their number.  Returns the key (`sortable`) of the last one that is
-    kept, which is found bit by bit, the highest first, and how many of this key are kept."""
+def cutoff_of(z, odds, V, largest, want, by_count):
+    """Finds where top-k or top-p cuts off.  In descending order, the logits z[:V] are kept until
+    the sum of their odds reaches `want`, or, if by_count, until their number does.
+
+    Returns the key (`sort_key`) of the last kept logit, and how many logits with this key are kept.
+    The key is found by bisection, from its highest bit to its lowest.  largest: max z[:V]"""
     key, above, of_each = u32(0), f64(0), f64(0)
-    for bit in range(33):                    # the last time: what those above it reach
+    for bit in range(33):                    # bit 32: the sum of the logits above the key
         higher = u32(key | u32(0x80000000) >> u32(bit)) if bit < 32 else u32(key + u32(1))
         reached = f64(0)
         for i in range(cuda.threadIdx.x, V, 4 * 256):
-            for j in range(4):               # all four are under way at once
+            for j in range(4):               # four loads in flight together
                 at = min(i + 256 * j, V - 1)
-                found, each = sortable(z[at]), f64(1) if counted else odds[at]
+                found, each = sort_key(z[at]), f64(1) if by_count else odds[at]
                 reached += each if i + 256 * j < V and found >= higher else f64(0)
                 of_each = each if found == key else of_each
         reached = block_sum(reached)
         if bit == 32:
             above = reached
-        elif reached >= want and higher <= sortable(largest):
+        elif reached >= want and higher <= sort_key(largest):
             key, of_each = higher, f64(0)
     return key, max(f64(1), math.ceil((want - above) / block_max(of_each)))
 
 @inlined
-def sums_up_to(x):
-    """The sums of x of all threads up to each of the 256"""
+def prefix_sums(x):
+    """Returns the inclusive prefix sums of the x of the block's 256 threads, in shared memory."""
     sums, t = cuda.shared.array(256, f64), cuda.threadIdx.x
     sums[t] = x
     cuda.syncthreads()
     for i in range(8):
-        before = sums[t - (1 << i)] if t >= 1 << i else f64(0)
+        earlier = sums[t - (1 << i)] if t >= 1 << i else f64(0)
         cuda.syncthreads()
-        sums[t] += before
+        sums[t] += earlier
         cuda.syncthreads()
     return sums
 
 @inlined
-def draw_one(token, z, odds, V, likeliest, draw):
-    """token[0] = the one drawn, by a block"""
-    t, largest, total = cuda.threadIdx.x, z[likeliest], f64(0)
+def sample_one(token, z, odds, V, top_token, draw):
+    """token[0] = a token sampled from the logits z[:V] by a block.
+    odds: scratch memory for V numbers; top_token: argmax z; draw: a Draw"""
+    t, largest, total = cuda.threadIdx.x, z[top_token], f64(0)
     for i in range(t, V, 256):
         odds[i] = math.exp((f64(z[i]) - f64(largest)) / max(draw[TEMPERATURE], 1e-99))
         total += odds[i]
-    total = block_sum(total)                 # its barriers: all odds are there
-    least, n_least = u32(0), f64(V)          # kept are those above, and the first n of key `least`
-    for counted in (True, False):            # by top-k, and by top-p
-        want = draw[TOP_K] if counted else draw[TOP_P] * total
-        if (0 < want < V) if counted else draw[TOP_P] < 1:
-            key, n = least_of_the_largest(z, odds, V, largest, want, counted)
+    total = block_sum(total)                 # includes barriers: all odds are written
+    # tokens with a key above `least` are kept, and the first n_least with this key
+    least, n_least = u32(0), f64(V)
+    for by_count in (True, False):           # by top-k, and by top-p
+        want = draw[TOP_K] if by_count else draw[TOP_P] * total
+        if (0 < want < V) if by_count else draw[TOP_P] < 1:
+            key, n = cutoff_of(z, odds, V, largest, want, by_count)
             if key > least or key == least and n < n_least:
                 least, n_least = key, n
-    each = (V + 255) // 256                  # from here on a thread has neighbours
+    each = (V + 255) // 256                  # from here, a thread has a run of neighbours
     first, last = min(t * each, V), min(t * each + each, V)
-    mine = f64(0)                            # how many of them have the key `least`
+    mine = f64(0)                            # how many of its tokens have the key `least`
     for i in range(first, last):
-        mine += f64(1) if sortable(z[i]) == least else f64(0)
-    seen, kept = sums_up_to(mine)[t] - mine, f64(0)      # how many of the threads before
+        mine += f64(1) if sort_key(z[i]) == least else f64(0)
+    seen, kept = prefix_sums(mine)[t] - mine, f64(0)     # with this key in threads before
     for i in range(first, last):
-        key = sortable(z[i])
+        key = sort_key(z[i])
         seen += f64(1) if key == least else f64(0)
         if key < least or key == least and seen > n_least or odds[i] < draw[MIN_P]:
             odds[i] = f64(0)
         kept += odds[i]
-    sums = sums_up_to(kept)
+    sums = prefix_sums(kept)
     target = draw[UNIFORM] * sums[255]
-    passed = sums[t] > target or sums[t] == sums[255]    # the latter: where rounding made it all
-    first_thread = -block_max(-t if passed else -256)    # of those that passed: one of its tokens
+    passed = sums[t] > target or sums[t] == sums[255]    # equality: rounding made target the total
+    first_thread = -block_max(-t if passed else -256)    # the token is one of this thread's
     if t == first_thread:
         s, token[0] = sums[t] - kept, -1
         for i in range(first, last):
             if odds[i] > 0 and (token[0] < 0 or s <= target):
                 token[0] = i
             s += odds[i]
-        if token[0] < 0:                     # where rounding made nothing more of the thread's
-            token[0] = likeliest
+        if token[0] < 0:                     # rounding left this thread no token
+            token[0] = top_token
 
 @made_once
 def choose_kernel(hopper):
+    """Makes `choose`, the last kernel of a step that samples."""
     take_turn = after_previous if hopper else at_once
 
     @cuda_kernel
     def choose(ids, latest, odds, out, draws, rows, V):
-        """ids[ring, line] = what nanoeuler.sample draws from out[line, :V] by draws[ring, line], a
-        Draw; -1 if the largest of them is not finite.     grid lines, 256 threads
-        ids (2, MOST_ROWS) int32, draws (2, MOST_ROWS, 5) float64: in the host's memory
-        latest (AT_ONCE,): ids, for `advance`; out (lines, V + C)
-        odds (AT_ONCE, V) float64: e^((z - max z) / temperature)"""
-        block, line = cuda.blockIdx.x, entry(rows, COUNTS, FIRST_LINE) + cuda.blockIdx.x
-        here = block < entry(rows, COUNTS, N_WANTED)     # for the whole block
-        ring, t = entry(rows, COUNTS, RING), cuda.threadIdx.x
-        token, draw = cuda.shared.array(1, types.int32), cuda.shared.array(DRAW, f64)
-        if t < DRAW:
-            draw[t] = told(draws, (ring * draws.shape[1] + line) * DRAW + t)
+        """ids[ring, line] = the token that nanoeuler.sample would return for out[line, :V] and the
+        Draw draws[ring, line], or -1 if the largest logit is not finite.
+        grid lines, 256 threads
+        ids (2, MOST_ROWS) int32, draws (2, MOST_ROWS, DRAW_FIELDS) float64: in the host's memory
+        latest (AT_ONCE,) int32: a copy of the ids for `advance_kernel`
+        odds (AT_ONCE, V) float64: scratch memory; out (lines, V + C)"""
+        block, line = cuda.blockIdx.x, table_entry(rows, COUNTS, FIRST_LINE) + cuda.blockIdx.x
+        here = block < table_entry(rows, COUNTS, N_WANTED)           # the same in the whole block
+        ring, t = table_entry(rows, COUNTS, RING), cuda.threadIdx.x
+        token, draw = cuda.shared.array(1, types.int32), cuda.shared.array(DRAW_FIELDS, f64)
+        if t < DRAW_FIELDS:
+            draw[t] = draw_field(draws, (ring * draws.shape[1] + line) * DRAW_FIELDS + t)
         take_turn()
-        cuda.syncthreads()                   # draw is there
+        cuda.syncthreads()                   # all of draw is loaded
         if here:
             z = out[line]
-            likeliest = likeliest_of(z, V)
-            finite = math.isfinite(z[likeliest])
+            top_token = argmax_of(z, V)
+            finite = math.isfinite(z[top_token])
             if finite and draw[TEMPERATURE] > 0:
-                draw_one(token, z, odds[block], V, likeliest, draw)
+                sample_one(token, z, odds[block], V, top_token, draw)
             elif t == 0:
-                token[0] = likeliest if finite else i32(-1)
-            cuda.syncthreads()               # the token is there
+                token[0] = top_token if finite else i32(-1)
+            cuda.syncthreads()               # the token is written
             if t == 0:
                 ids[ring, line], latest[block] = token[0], token[0]
     return choose
 
 @cuda_kernel
 def advance_kernel(rows, latest):
-    """Makes the table of a step of the one before it, whose rows were all wanted: the tokens that
-    were drawn, each behind its row.     AT_ONCE threads"""
+    """Turns the table of a step into that of the next step, in which each text continues with the
+    token that was sampled for it.  All rows of the first step must have had their logits requested.
+    AT_ONCE threads     latest (AT_ONCE,): the sampled tokens"""
     r = cuda.threadIdx.x
     if r < rows[COUNTS, N_ROWS]:
         rows[TOKEN, r] = max(latest[r], 0)

@@ -1,5 +1,7 @@
-"""The self-tests of this package's kernels.  Those of its products and of its attention are the
-program's: they are compared with the same functions of nanoeuler.py.
+"""Self-tests of this package's kernels, except products and attention.
+
+The self-tests of nanoeuler_cuda.py cover products and attention: its functions call the kernels of
+this package, and the tests compare them with nanoeuler.py.
 """
 import functools
 import math
@@ -12,13 +14,14 @@ import nanoeuler as ne
 from nanoeuler_cuda import as_sum, Decoder, kernel_path, nearest_bf16, new, to_device
 from nanoeuler_parts.gpu.launches import at_most, gpu, launch
 from nanoeuler_parts.tensor_cores.rows import (
-    AT_ONCE, BY_ROWS, choose_kernel, COUNTS, DRAW, N_WANTED, RING,
+    AT_ONCE, BY_ROWS, choose_kernel, COUNTS, DRAW_FIELDS, N_WANTED, RING,
 )
 from nanoeuler_parts.tensor_cores.steps import copy_slot_kernel, has_copy_engine
 from nanoeuler_parts.tensor_cores.tiles import one_tile_matmul
 
 def add_tests(ops):
-    """Those of all kernels of this package that have no twin of their own among the program's"""
+    """Adds the tests of all kernels that the tests of nanoeuler_cuda.py do not cover.
+    ops: OpTests of nanoeuler_cuda.py"""
     add_one_tile_tests(ops)
     add_copy_slot_tests(ops)
     add_choose_tests(ops)
@@ -38,7 +41,8 @@ def add_copy_slot_tests(ops):
         ops.add(copy_slot_test, [cache], [1, 0, n], [copied], "copy_slot", ("f32",))
 
 def add_choose_tests(ops):
-    """Draws of all kinds from logits of which many are equal, all, or one is not finite"""
+    """Samples with all kinds of Draws from logits with many equal values, with only equal values,
+    and with one value that is not finite."""
     for V in 1, 61, 4099:
         z, rng = ops.normal(64, V + 8), ops.rng
         z[1] = 0
@@ -53,8 +57,8 @@ def add_choose_tests(ops):
                 ("f32",))
 
 def add_rows_tests(ops):
-    """Texts in slots, read in pieces of different lengths, so that steps are of any mixture; those
-    that are long enough also as prompts."""
+    """Reads texts into slots, in pieces of different lengths, so that steps mix them in many ways.
+    Reads texts of more than BY_ROWS tokens as prompts, too."""
     plain = dict(n_layer=2, seq_len=150, vocab_size=61, n_mtp=1)
     for i, sizes in enumerate((
             dict(n_hidden=1536),
@@ -73,7 +77,8 @@ def add_rows_tests(ops):
                     for text in texts]
         long = [i for i, text in enumerate(texts) if len(text) > BY_ROWS]
         paths = [("", gpu.highest)]
-        if has_copy_engine() and i % 3 == 1: # compiling takes longest; only where W lies differs
+        # Compiling dominates the time, and on "mma" only W's place differs: two shapes are enough.
+        if has_copy_engine() and i % 3 == 1:
             paths.append((", mma", "mma"))
         for suffix, top in paths:
             read = functools.partial(below, top, rows_test, cfg, flat, texts)
@@ -83,12 +88,12 @@ def add_rows_tests(ops):
                 [np.array(expected[i]) for i in long], read, ("bf16",)))
 
 def below(top, test, *args):
-    """test(*args) by kernels up to `top`"""
+    """Returns test(*args), run with no kernel path above `top`."""
     with at_most(top):
         return test(*args)
 
 def rows_test(cfg, flat, texts, dtype):
-    """[(T, V)] of each text: the logits after each token"""
+    """Returns the logits after each token of each text, [(T, V)], read in pieces."""
     decoder = Decoder(cfg, flat.astype(np.float32), "bf16", slots=len(texts))
     found, at, step = [[] for _ in texts], [0] * len(texts), 0
     while any(a < len(text) for a, text in zip(at, texts)):
@@ -105,21 +110,23 @@ def rows_test(cfg, flat, texts, dtype):
     return [np.concatenate(rows) for rows in found]
 
 def prompt_test(cfg, flat, texts, dtype):
-    """The same, of texts that begin their slots."""
+    """Returns the same, where each text is read as a prompt."""
     decoder = Decoder(cfg, flat.astype(np.float32), "bf16", slots=len(texts))
     logits = decoder.read([ne.Part(i, text, len(text)) for i, text in enumerate(texts)])
     return np.split(logits, np.cumsum([len(text) for text in texts])[:-1])
 
 def choose_test(ids, out, draws, V):
+    """Samples a token from each line of `out` to ids, by the second half of the ring."""
     rows = np.zeros((5, AT_ONCE), np.int32)
     rows[COUNTS, N_WANTED] = len(draws)
     rows[COUNTS, RING] = 1
     chosen, odds = new((2, ne.MOST_ROWS), np.int32), new((AT_ONCE, V), np.float64)
-    table = np.full((2, ne.MOST_ROWS, DRAW), np.nan)
+    table = np.full((2, ne.MOST_ROWS, DRAW_FIELDS), np.nan)
     table[1, :len(draws)] = draws
     launch(choose_kernel(has_copy_engine()), chosen, ids, odds, out, to_device(table),
            to_device(rows), V, grid=len(draws), block=256)
 
 def copy_slot_test(cache, source, slot, n):
+    """Copies the first n keys of one slot to another."""
     launch(copy_slot_kernel, cache, source, slot, n, block=256,
            grid=(cache.shape[2], cache.shape[0]))

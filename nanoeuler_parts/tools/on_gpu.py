@@ -16,26 +16,31 @@ from nanoeuler_parts.tuning import dpo, sft
 
 @dataclass
 class OnGpu:
-    """What the GPU's stages are started with beside the CPU's options, some of which differ."""
+    """Settings of training on the GPU: additions to the CPU's, and other defaults"""
     dtypes = "bf16", "f32", "f64"
-    unsaid = {}                              # what a checkpoint does not say: nothing is assumed
-    save_every: int = ne.setting(5000, 1, 1 << 40, "steps between checkpoints")
-    dtype: str = ne.setting("bf16", 0, 0, "bf16, f32 or f64")
-    matmul: str = ne.setting("wgmma", 0, 0, "highest kernel path: wgmma, mma, or portable")
-    recompute: bool = ne.setting(False, 0, 0, "keep of a layer only what goes in, and make the "
-                                 "rest again on the way back: slower, with less memory")
-    gpus: int = ne.setting(1, 1, 1024, "of this machine, a process each; a launcher goes first")
+    unsaid = {}  # no values of its own for settings that a checkpoint lacks
+    save_every: int = ne.setting(5000, 1, 1 << 40, "number of steps between checkpoints")
+    dtype: str = ne.setting("bf16", 0, 0, "precision: bf16 (activations and the inputs of products "
+                            "in bfloat16), f32 or f64")
+    matmul: str = ne.setting("wgmma", 0, 0, "fastest kernel path that may be used: wgmma (Hopper's "
+                             "tensor cores), mma (tensor cores) or portable (plain Numba); a GPU "
+                             "that does not support a path uses the next one")
+    recompute: bool = ne.setting(False, 0, 0, "activation checkpointing: keep only the input of "
+                                 "each layer, and recompute the rest in the backward pass; slower, "
+                                 "with less memory")
+    gpus: int = ne.setting(1, 1, 1024, "number of GPUs of this machine to train on, with one "
+                           "process each; ignored under a launcher such as torchrun")
 
 class CountsGpus:
-    """A run that knows how many GPUs it has"""
+    """A run that stores the number of its GPUs, and warns if --resume changes it"""
 
     def __init__(self, out, start, options, engine):
         before = start.state.options.get("gpus", 1) if start.state.options else PLACE.size
         if before != PLACE.size:
             start = start._replace(state=replace(start.state, micro_batch=None))
-            print(f"note: {out} had {ne.counted(before, 'GPU')}, and goes on with {PLACE.size}: "
-                  f"its last bits will differ from those of a run that had as many all along",
-                  file=sys.stderr)
+            print(f"note: {out} was trained on {ne.counted(before, 'GPU')}, and continues on "
+                  f"{PLACE.size}: its results will differ by rounding from those of a run on an "
+                  f"unchanged number", file=sys.stderr)
         options.gpus = PLACE.size
         super().__init__(out, start, options, engine)
 
@@ -46,11 +51,16 @@ class Run(CountsGpus, ne.Run):
     class Options(OnGpu, ne.TextOptions):
         data: str = ne.setting(ne.TextOptions.data, 0, 0, f"{ne.TEXT_HELP}; if data/pretrain.txt "
                                "exists, it replaces the default", several=True)
-        steps: int | None = ne.setting(10_000, 0, 1 << 40, "length of the run; 0: by --minutes")
-        batch: int = ne.setting(32_768, 1, 1 << 40, "tokens a step")
-        holdout: float = ne.setting(0.02, 0.0001, 0.9, "tail of the text kept for validation")
-        warmup: int = ne.setting(200, 0, 1 << 40, "steps of linear warm-up")
-        weight_decay: float = ne.setting(1.0, 0, 10, "of matrices only; a text is reread")
+        steps: int | None = ne.setting(10_000, 0, 1 << 40, "number of training steps; 0: train for "
+                                      "--minutes instead")
+        batch: int = ne.setting(32_768, 1, 1 << 40, "number of tokens per training step, rounded "
+                                "to whole sequences")
+        holdout: float = ne.setting(0.02, 0.0001, 0.9, "fraction of the text, at its end, held out "
+                                    "for validation")
+        warmup: int = ne.setting(200, 0, 1 << 40, "number of warm-up steps, in which the learning "
+                                 "rate rises linearly; 0: no warm-up")
+        weight_decay: float = ne.setting(1.0, 0, 10, "decoupled weight decay, applied to matrices "
+                                         "only; 0: none")
 
 class SftRun(CountsGpus, sft.SftRun):
     verb, Options = "s", make_dataclass("Options", (), bases=(OnGpu, sft.SftOptions))
@@ -58,25 +68,28 @@ class SftRun(CountsGpus, sft.SftRun):
 class DpoRun(CountsGpus, dpo.DpoRun):
     verb, Options = "d", make_dataclass("Options", (), bases=(OnGpu, dpo.DpoOptions))
 
-def on_gpu(verb, **engine):
-    """The function of a verb, called if there is a GPU that answers.
-    engine: its arguments that are parts of nanoeuler_cuda.py, by their names there"""
+def device_verb(verb, **engine):
+    """Returns the function of a verb that runs on the GPU: it opens the GPU, then calls `verb`.
+    engine: {name of an argument of `verb`: name of the object in nanoeuler_cuda.py to pass}"""
     def run(**flags):
         import nanoeuler_cuda as nc
         nc.open_device()
         return verb(**{name: getattr(nc, part) for name, part in engine.items()}, **flags)
     return run
 
-def of_program(name):
-    """A function of nanoeuler_cuda.py as that of a verb"""
+def program_verb(name):
+    """Returns the function of a verb that opens the GPU and calls this function of
+    nanoeuler_cuda.py.
+    """
     def run(**flags):
         import nanoeuler_cuda as nc
         nc.open_device()
         return getattr(nc, name)(**flags)
     return run
 
-def stage(run):
-    """The function of a verb that trains, on one GPU or on several."""
+def training_verb(run):
+    """Returns the function of a verb that trains: under a launcher as one rank, with --gpus by
+    starting all ranks, otherwise on one GPU.     run: a class of runs"""
     def start(**flags):
         if PLACE.size > 1:
             from nanoeuler_parts.ranks.processes import launch_ranks
@@ -89,9 +102,9 @@ def stage(run):
         return ne.launch(run, nc.Model, **flags)
     return start
 
-# Name, module, help: see `add_verbs` of nanoeuler.py
+# (name, module, help): see `add_verbs` in nanoeuler.py
 VERBS = [(name, "nanoeuler_parts.tools.on_gpu", text) for name, text in (
-    ("test", "self-tests: compare every kernel with the CPU"),
+    ("test", "run the self-tests: compare every kernel with the CPU"),
     ("g", "or check: compare the gradient of the whole model with the CPU's"),
     ("t", "or train: pretrain a model on a text; writes a checkpoint and a log"),
     ("tr", "or resume: continue the run of t"),
@@ -101,67 +114,70 @@ VERBS = [(name, "nanoeuler_parts.tools.on_gpu", text) for name, text in (
     ("c", "or chat: talk to a model in the terminal; a base model continues the text"),
     ("eval", "measure a model: perplexity and bits per byte of texts, accuracy on questions"),
     ("serve", "serve models over HTTP: web pages and an OpenAI-compatible API"),
-    ("doctor", "print what this machine has of what the GPU program needs"))]
+    ("doctor", "print which required packages, drivers and GPUs this machine has"))]
 
-# The same verbs by the names that they have in nanoeuler.py
+# Long names of verbs, most of which are those of nanoeuler.py
 LONG = {"check": "g", "train": "t", "resume": "tr", "generate": "i", "sft": "s", "dpo": "d",
         "chat": "c"}
 
 PRESET = arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),
-             help="size of the model (default: base)")
+             help="size of a new model (default: base)")
 
 def test_verb(add):
-    add(of_program("self_tests"),
-        arg("--quick", action="store_true", help="without the largest shapes"),
+    add(program_verb("self_tests"),
+        arg("--quick", action="store_true", help="skip the largest shapes"),
         arg("--jobs", type=int, default=0, help="number of processes that compile and run the "
             "tests (default, or 0: one per CPU core, at most 8)"))
 
 def g_verb(add):
-    add(of_program("gradient_check"), PRESET, arg("--batch", type=int, default=1, help="sequences"))
+    add(program_verb("gradient_check"), PRESET,
+        arg("--batch", type=int, default=1, help="number of sequences"))
 
 def t_verb(add):
-    return add(stage(Run), PRESET, ne.INIT, ne.out("nanoeuler.bin"), *RUN,
+    return add(training_verb(Run), PRESET, ne.INIT, ne.out("nanoeuler.bin"), *RUN,
                settings=fields(Run.Options), shape=ne.SHAPE)
 
 def tr_verb(add):
     t_verb(add).set_defaults(resume=True)
 
 def i_verb(add):
-    add(on_gpu(ne.generate_text, decoder="Decoder"), *ne.TO_GENERATE, settings=fields(ne.Sampling))
+    add(device_verb(ne.generate_text, decoder="Decoder"), *ne.TO_GENERATE,
+        settings=fields(ne.Sampling))
 
 def s_verb(add):
-    add(stage(SftRun), sft.start_argument(SftRun), ne.out("nanoeuler_chat.bin"), *RUN,
+    add(training_verb(SftRun), sft.start_argument(SftRun), ne.out("nanoeuler_chat.bin"), *RUN,
         settings=fields(SftRun.Options), shape=sft.CONTEXT)
 
 def d_verb(add):
-    add(stage(DpoRun), sft.start_argument(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN,
+    add(training_verb(DpoRun), sft.start_argument(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN,
         settings=fields(DpoRun.Options), shape=sft.CONTEXT)
 
 def c_verb(add):
-    add(on_gpu(ne.chat, decoder="Decoder"), MODEL, settings=fields(ne.ChatSampling))
+    add(device_verb(ne.chat, decoder="Decoder"), MODEL, settings=fields(ne.ChatSampling))
 
 def eval_verb(add):
     from nanoeuler_parts.tools.evaluation import EVAL_ARGUMENTS, EvalOptions, evaluate
 
     @dataclass
     class Options(EvalOptions):
-        batch: int = ne.setting(64, 1, 1 << 16, "largest number of sequences at a time")
-        dtype: str = ne.setting("bf16", 0, 0, "of texts and choices: bf16 or f32")
-        matmul: str = ne.setting("wgmma", 0, 0)          # these two have no flag
-        recompute: bool = ne.setting(True, 0, 0)         # no layer is kept: nothing goes back
+        batch: int = ne.setting(64, 1, 1 << 16, "largest number of sequences computed at once")
+        dtype: str = ne.setting("bf16", 0, 0, "precision of texts and choices: bf16 or f32; "
+                               "replies have --weights")
+        matmul: str = ne.setting("wgmma", 0, 0)          # this and `recompute` have no flag
+        recompute: bool = ne.setting(True, 0, 0)         # no backward pass needs activations
 
-    call = on_gpu(partial(evaluate, settings=Options), decoder="Decoder", engine="Model")
+    call = device_verb(partial(evaluate, settings=Options), decoder="Decoder", engine="Model")
     add(call, *EVAL_ARGUMENTS, settings=fields(Options))
 
 def serve_verb(add):
     from nanoeuler_parts.serve.verb import serve, SERVED, Serving
-    add(on_gpu(serve, decoder="Decoder"), SERVED, settings=fields(Serving))
+    add(device_verb(serve, decoder="Decoder"), SERVED, settings=fields(Serving))
 
 def doctor_verb(add):
     add(doctor)
 
 def doctor():
-    """Prints what this machine has of what the program needs; returns the exit code."""
+    """Prints which required packages, drivers and GPUs this machine has.  Returns the exit code."""
     from numba import cuda
 
     import nanoeuler_cuda as nc
@@ -170,20 +186,20 @@ def doctor():
     problem = nc.gpu_problem()
     if not problem:
         free, total = cuda.current_context().get_memory_info()
-        found = cuda.get_current_device()    # the first, or what CUDA_VISIBLE_DEVICES says
+        found = cuda.get_current_device()    # the first visible one
         rows += [("uses", "{}, sm_{}{}".format(found.name, *found.compute_capability)),
                  ("matmul, attention", nc.kernel_path()),
                  ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}"),
                  ("this process", f"rank {PLACE.rank} of {PLACE.size}, sees "
                                   f"{ne.counted(gpus_here(), 'GPU')}"),
-                 ("NCCL", nccl_found()), ("links", links_found() or "nvidia-smi names none")]
+                 ("NCCL", nccl_found()), ("links", links_found() or "none found by nvidia-smi")]
     return report(problem, rows)
 
 def show_help(argv, reason):
-    """Prints the help that argv asks for where the GPU program cannot run, for this reason."""
+    """Prints the help that argv requests, when the GPU program cannot run for this reason."""
     verb, *others = argv
     if verb in ("-h", "--help"):
-        print(f"None of these verbs but doctor can run here: {reason}\n")
+        print(f"Only the verb doctor can run on this machine: {reason}\n")
     return ne.run_verb(VERBS, TITLE, [LONG.get(verb, verb), *others])
 
 TITLE = "NanoEuler on the GPU.  Without a verb: the self-tests"

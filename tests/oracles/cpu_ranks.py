@@ -56,7 +56,7 @@ class CpuRanked(engine.DataParallel, Wide):
 
     def sum_gradients(self):
         """As nanoeuler_cuda's kernel: in the order of the ranks"""
-        for rank, where in enumerate(self.parts(self.flat.size)):
+        for rank, where in enumerate(self.shards(self.flat.size)):
             said = self.ranks.all(self.g_flat[where].tolist(), f"the gradient of {rank}")
             if rank == self.ranks.rank:
                 total = np.array(said[0])
@@ -66,7 +66,7 @@ class CpuRanked(engine.DataParallel, Wide):
             else:
                 self.g_flat[where] = 0
 
-    def update_part(self, hyper):
+    def update_shard(self, hyper):
         g = self.g_flat[self.own]
         squares = self.ranks.all(float((g * g).sum()), "the norm")
         norm = math.sqrt(math.fsum(squares))
@@ -79,7 +79,7 @@ class CpuRanked(engine.DataParallel, Wide):
     def whole(self, x):
         return np.concatenate(self.ranks.all(x[self.own].tolist(), "a buffer"))
 
-    def share_parameters(self):
+    def gather_parameters(self):
         self.flat[:] = self.whole(self.flat)
         self.pack()
 
@@ -105,18 +105,19 @@ def main(rank, size, port, verb, *flags):
         step, who, how = fault.split()
         run = dies_at(run, int(step), int(who), how)
         # only a rank that stands still is found by its silence; others leave a closed socket
-        sockets.EVERY, sockets.SILENT = (1.0, 6.0) if how == "SIGSTOP" else (1.0, 3600.0)
+        sockets.HEARTBEAT_SECONDS = 1.0
+        sockets.SILENCE_SECONDS = 6.0 if how == "SIGSTOP" else 3600.0
     ranks = sockets.Ranks(place.Place(int(rank), int(size), int(rank), ("127.0.0.1", int(port))))
     CpuRanked.ranks = ranks
     if ranks.rank:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
-        sys.stderr = processes.Notes(ranks.rank, sys.stderr)
+        sys.stderr = processes.RankErrors(ranks.rank, sys.stderr)
         lock = lambda out: contextlib.nullcontext("")
     chosen = ne.parse(ne.VERBS, "", [verb, *flags])
     chosen.pop("call")
     use_threads(chosen.pop("threads"))
     try:
-        ne.launch(processes.of_ranks(run, ranks), CpuRanked, lock=lock, **chosen)
+        ne.launch(processes.ranked_run(run, ranks), CpuRanked, lock=lock, **chosen)
         ranks.all("", "the end")
     except (ne.UserError, OSError) as e:
         print(f"nanoeuler: {ne.problem(e)}", file=sys.stderr, flush=True)
