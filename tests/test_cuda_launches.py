@@ -213,7 +213,7 @@ def test_a_prompt_is_read_at_once(capability, dry):
              ne.Part(3, [0] * 129, 3), ne.Part(4, [0] * 257, 1)]
     assert decoder.read(parts).shape == (134, cfg.vocab_size)
     assert decoder.texts == [[0] * n for n in (65, 64, 128, 129, 257)]
-    assert prompts_of(dry) == [[128, 1], [128, 128], [256, 4], [300, 1]]
+    assert prompts_of(dry) == [[96, 1], [128, 128], [192, 4], [300, 1]]
     names = [x.name for x in dry.launches]
     product = "wgmma_kernel_kernel" if capability == (9, 0) else "mma_kernel_kernel"
     assert names.count(product) == 4 * 4 * cfg.n_layer
@@ -226,7 +226,7 @@ def test_a_prompt_is_read_at_once(capability, dry):
     assert prompts_of(dry) == [[300, 256 + 64]]
     dry.launches.clear()
     decoder.read([ne.Part(0, [0], 1)])                   # it slides: half of it begins the slot
-    assert prompts_of(dry) == [[256, 1]] and len(decoder.tokens) == 151
+    assert prompts_of(dry) == [[192, 1]] and len(decoder.tokens) == 151
 
 
 def test_a_prompt_that_fails_was_not_read(dry, monkeypatch):
@@ -248,7 +248,7 @@ def test_a_prompt_that_fails_was_not_read(dry, monkeypatch):
 def test_the_memory_of_prompts_is_that_of_the_longest(dry):
     cfg = replace(SMALL, n_layer=1, seq_len=100_000)
     decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
-    for n, T in (100, 128), (70, 128), (300, 512), (80, 512):
+    for n, T in (100, 128), (70, 128), (300, 384), (80, 384):
         decoder.truncate(0)
         decoder.read([ne.Part(0, [0] * n, 1)])
         assert len(decoder.steps.prompts.x) == T
@@ -264,7 +264,7 @@ def test_a_prompt_in_pieces_is_read_as_a_whole(dry):
     decoder.copy(1, 3, 20)
     assert not dry.launches and decoder.texts == [[], [0] * 109, [0] * 70, [0] * 20]
     assert decoder.read([ne.Part(2, [0], 1), ne.Part(3, [0], 1)]).shape == (2, cfg.vocab_size)
-    assert prompts_of(dry) == [[128, 1]] and decoder.unread == {1}
+    assert prompts_of(dry) == [[96, 1]] and decoder.unread == {1}
     assert [x.name for x in dry.launches].count("product_kernels_qkv") == 1      # 21 rows of slot 3
     decoder.truncate(90, 1)
     dry.launches.clear()

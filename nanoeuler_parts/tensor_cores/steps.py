@@ -31,8 +31,9 @@ from numba import cuda
 import nanoeuler as ne
 from bpe import need
 from nanoeuler_cuda import (
-    add_bias, attention_forward, cdiv, Decoder, embedding_forward, kernel_path, matmul, new,
-    residual_rmsnorm_forward, rmsnorm_forward, rope, swiglu_forward, to_device, view, window_of,
+    add_bias, attention_forward, cdiv, Decoder, embedding_forward, gain_of, kernel_path, matmul,
+    new, residual_rmsnorm_forward, rmsnorm_forward, rope, swiglu_forward, to_device, trunk, view,
+    window_of,
 )
 from nanoeuler_parts.gpu.launches import at_most, cuda_kernel, gpu, Graph, launch, ok, overlapping
 from nanoeuler_parts.gpu.numbers import LOG2E, value
@@ -135,6 +136,12 @@ def groups_per_block(count, most):
 def power_of_two(n):
     """Returns n rounded up to a power of two, or 0 for 0."""
     return 1 << (n - 1).bit_length() if n else 0
+
+def prompt_size(n):
+    """Returns the number of tokens to compute for a prompt of n tokens: n rounded up to 2^k or
+    3 2^k, so that few graphs are enough, and less than half of the work is for nothing."""
+    whole = power_of_two(n)
+    return 3 * whole // 4 if whole >= 4 and n <= 3 * whole // 4 else whole
 
 # The kind of a graph of RowSteps, and its key in `RowSteps.graphs`:
 # rows          upper bound of the number of rows
@@ -282,7 +289,7 @@ class RowSteps:
         """Reads a prompt, which begins the slot, at once.  Returns (logits, rows of x) of its last
         `wanted` tokens, on the host."""
         self.wait()
-        T = min(power_of_two(len(ids)), self.T)
+        T = min(prompt_size(len(ids)), self.T)
         if not self.prompts or len(self.prompts.x) < T:
             for kind in [kind for kind in self.graphs if not kind.splits]:
                 del self.graphs[kind]        # these graphs read x of the old Prompts
@@ -453,7 +460,7 @@ class Prompts:
     """Reads the beginning of a slot as `Model.forward` reads a sequence, with the functions of
     section 4 of nanoeuler_cuda.py.
 
-    It always computes T tokens, a power of two or the slot's length.  The tokens after the prompt's
+    It computes T tokens, one of some sizes: see `prompt_size`.  The tokens after the prompt's
     end are arbitrary, since attention is causal.  Activations have memory for one layer, allocated
     at the first prompt: 8 C + 2 QKV + 2 HD + 6 F bytes per token, 12 MB for 512 tokens of
     `base`."""
@@ -474,7 +481,7 @@ class Prompts:
     def read(self, steps, slot, ids):
         """Queues the reading of a prompt into the cache of `steps`, a RowSteps.  The device must
         not be reading self.staged."""
-        T = min(power_of_two(len(ids)), steps.T)
+        T = min(prompt_size(len(ids)), steps.T)
         self.staged[:2] = slot, len(ids)
         self.staged[2:2 + len(ids)] = ids
         self.staged[2 + len(ids):2 + T] = 0
@@ -489,19 +496,14 @@ class Prompts:
         x, y, saved, qkv, att, gate_up, swiglu = (
             view(buffer, 0, (T, buffer.shape[1])) for buffer in
             (self.x, self.y, self.saved, self.qkv, self.att, self.gate_up, self.swiglu))
+        # Only a backward pass would read saved and rstd
         rstd, lse = view(self.rstd, 0, (T,)), view(self.lse, 0, (size.H, T))
-        # f shares memory with y, as in `forward`.  Only a backward pass would read saved and rstd.
-        f, unread = y, (saved, rstd)
-        gains = [*(p.attn_norm[l] for l in range(size.L)), p.final_norm]
 
-        def euler_step(gain):
-            """Queues x += f, y = rmsnorm(x)."""
-            residual_rmsnorm_forward(f, *unread, x, gain, cfg.norm_eps)
+        def advance(i):
+            step = residual_rmsnorm_forward if i else rmsnorm_forward
+            step(y, saved, rstd, x, gain_of(p, i), cfg.norm_eps)
 
-        upload(self.slot_and_ids, self.staged[:2 + T])
-        embedding_forward(x, view(self.slot_and_ids, 2, (T,)), p.wte)
-        rmsnorm_forward(y, *unread, x, gains[0], cfg.norm_eps)
-        for l in range(size.L):
+        def attention(l):
             matmul(qkv, y, p.qkv[l])
             if cfg.qkv_bias:
                 add_bias(qkv, p.qkv_bias[l])
@@ -509,12 +511,16 @@ class Prompts:
             launch(keep_kernel, steps.kc[l], steps.vc[l], qkv, self.slot_and_ids, grid=(T, size.G),
                    block=size.D)
             attention_forward(att, lse, qkv, T, size.D)
-            matmul(f, att, p.attn_proj[l])
-            euler_step(p.mlp_norm[l])
+            matmul(y, att, p.attn_proj[l])
+
+        def swiglu_block(l):
             matmul(gate_up, y, p.gate_up[l])
             swiglu_forward(swiglu, gate_up)
-            matmul(f, swiglu, p.down[l])
-            euler_step(gains[l + 1])
+            matmul(y, swiglu, p.down[l])
+
+        upload(self.slot_and_ids, self.staged[:2 + T])
+        embedding_forward(x, view(self.slot_and_ids, 2, (T,)), p.wte)
+        trunk(size.L, advance, attention, swiglu_block)
 
 @cuda_kernel
 def keep_kernel(kc, vc, qkv, slot_and_ids):
