@@ -11,13 +11,13 @@ from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, made_once
 from nanoeuler_parts.gpu.numbers import exp2, f32, i32, LOG2E, u16, u32, u64, value, vector
 from nanoeuler_parts.tensor_cores.ptx import (
     bit, cp_async, cp_async_4, cp_async_wait_all, DeviceFunctions, dynamic_smem, global_address,
-    lane_id, leads_block, map_fence, map_of, MBARRIER, mbarrier_expect, mbarrier_fence,
+    lane_id, leads_block, map_fence, map_of, MBARRIER_BYTES, mbarrier_expect, mbarrier_fence,
     mbarrier_init, mbarrier_wait, pack_bf16, shared_address, store_pair, thread_id, tma_load,
     warp_id,
 )
 from nanoeuler_parts.tensor_cores.tiles import (
     CHUNK_BYTES, column_of, descriptor, first_column, first_row, ldmatrix_columns, ldmatrix_rows,
-    mma, PER_CHUNK, swizzled, TILE_ROWS, wgmma, which_row,
+    mma, BF16_PER_CHUNK, swizzled, TILE_ROWS, wgmma, which_row,
 )
 
 # FlashAttention as in 4.5 of nanoeuler_cuda.py, in bfloat16, for head sizes 32, 64 and 128.  A
@@ -69,12 +69,12 @@ class TileSizes(NamedTuple):
     bytes: np.uint32
 
 def sizes_of(D):
-    return TileSizes(D // PER_CHUNK, sums=D // 2, fragments=D // 4,
+    return TileSizes(D // BF16_PER_CHUNK, sums=D // 2, fragments=D // 4,
                      bytes=np.uint32(2 * TILE_ROWS * D))
 
 @inlined
 def tile_barrier(barriers, place):
-    return barriers + u32(place * MBARRIER)
+    return barriers + u32(place * MBARRIER_BYTES)
 
 def layout_of(D):
     """The device function (row, chunk): where a chunk of a tile is"""
@@ -119,7 +119,7 @@ def mma_tiles(D):
         for i in range(CHUNKS // 2):         # 128 threads, a chunk each, 64 * CHUNKS of them
             r = (thread_id() + u32(128 * i)) // u32(CHUNKS)
             chunk = (thread_id() + u32(128 * i)) % u32(CHUNKS)
-            offset = min(row + r, last) * width + col + chunk * PER_CHUNK
+            offset = min(row + r, last) * width + col + chunk * BF16_PER_CHUNK
             cp_async(tile + at(r, chunk), global_address(source) + u64(2 * offset))
 
     @inlined

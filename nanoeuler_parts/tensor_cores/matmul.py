@@ -8,16 +8,16 @@ from nanoeuler_cuda import cdiv, filled, kernel_path
 from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, launch, made_once
 from nanoeuler_parts.gpu.numbers import f32, u32, u64, vector
 from nanoeuler_parts.tensor_cores.ptx import (
-    ALIGNMENT, bit, count_up, cp_async_commit, cp_async_or_zero, cp_async_wait_all,
+    ALIGNMENT, bit, atomic_increment, cp_async_commit, cp_async_or_zero, cp_async_wait_all,
     cp_async_wait_one, DeviceFunctions, dynamic_smem, fence_async, fence_async_global,
     give_registers, global_address, lane_id, leads_block, leads_warp, leads_warpgroup, map_fence,
-    map_of, MBARRIER, mbarrier_arrive, mbarrier_expect, mbarrier_fence, mbarrier_init,
+    map_of, MBARRIER_BYTES, mbarrier_arrive, mbarrier_expect, mbarrier_fence, mbarrier_init,
     mbarrier_wait, pack_bf16, quotient, semaphore_acquire, semaphore_at, semaphore_release,
     shared_address, store_two, take_registers, thread_id, tma_add, tma_commit, tma_load, tma_store,
-    tma_stored, tma_written, turn_after, warp_id, warpgroup_barrier, warpgroup_id,
+    tma_wait_read, tma_wait_written, next_turn, warp_id, warpgroup_barrier, warpgroup_id,
 )
 from nanoeuler_parts.tensor_cores.tiles import (
-    COLUMN_BYTES, descriptor, ldmatrix_columns, ldmatrix_rows, mma, ROW_BYTES, stmatrix, swizzled,
+    PANEL_BYTES, descriptor, ldmatrix_columns, ldmatrix_rows, mma, ROW_BYTES, stmatrix, swizzled,
     wgmma,
 )
 
@@ -73,7 +73,7 @@ def claimed(semaphores):
     claim = cuda.shared.array(1, u32)
     if leads_block():
         counter = semaphore_at(semaphores, semaphores.size - 1)
-        claim[0] = count_up(counter)
+        claim[0] = atomic_increment(counter)
         if claim[0] == u32(cuda.gridDim.x) - u32(1):
             semaphore_release(counter, u32(0))
     cuda.syncthreads()                       # the claim is there
@@ -294,7 +294,7 @@ def mma_kernel(a_mn, b_mn, accumulate):
             cuda.threadfence()
             cuda.syncthreads()               # all of it is written
             if leads_block():
-                semaphore_release(semaphore, turn_after(part, splits))
+                semaphore_release(semaphore, next_turn(part, splits))
     return kernel
 
 # Path `wgmma`, sm_90 only: a block of three warpgroups stays on its multiprocessor and takes one
@@ -319,7 +319,7 @@ A_BYTES = np.uint32(2 * BM * BK)             # a slice of A
 STAGE_BYTES = np.uint32(2 * (BM + BN) * BK)  # slices of A and B: a buffer
 OUT_BYTES = np.uint32(2 * 64 * BN)           # what one warpgroup stores at once
 STAGES = 3                                   # buffers of the ring
-WGMMA_SMEM = int(STAGES * STAGE_BYTES + 2 * OUT_BYTES + 2 * MBARRIER * STAGES) + ALIGNMENT
+WGMMA_SMEM = int(STAGES * STAGE_BYTES + 2 * OUT_BYTES + 2 * MBARRIER_BYTES * STAGES) + ALIGNMENT
 EIGHT_ROWS = ROW_BYTES * np.uint32(8)
 FULL_ARRIVALS = np.uint32(1)                 # the producer's thread, with the bytes it announces
 EMPTY_ARRIVALS = np.uint32(8)                # the warps of two consumers, one lane of each
@@ -367,7 +367,7 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
         warp_row, leads = warp_id() % u32(4) * u32(16), leads_warpgroup()
         for half in range(rounds):
             if leads:
-                tma_stored()                 # what was staged before has been read
+                tma_wait_read()                 # what was staged before has been read
             warpgroup_barrier(group)
             stage_sums(place, acc, warp_row, half)
             fence_async()
@@ -378,15 +378,15 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
                     fence_async_global()
                 for j in range(4):
                     send(global_address(map_out), n + u32(128 * half + box_columns * j), m,
-                         place + COLUMN_BYTES * u32(j))
+                         place + PANEL_BYTES * u32(j))
                 tma_commit()
         if accumulate and splits > 1 and leads:
-            tma_written()
-            semaphore_release(semaphore, turn_after(part, splits))
+            tma_wait_written()
+            semaphore_release(semaphore, next_turn(part, splits))
 
     @inlined
     def barrier_of(barriers, stage):
-        return barriers + MBARRIER * stage
+        return barriers + MBARRIER_BYTES * stage
 
     @inlined
     def advance(stage, phase):
@@ -402,12 +402,12 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
         start = dynamic_smem()
         staging = start + u32(STAGES * STAGE_BYTES)
         full = staging + u32(2 * OUT_BYTES)
-        empty = full + u32(MBARRIER * STAGES)
+        empty = full + u32(MBARRIER_BYTES * STAGES)
         group, stage, phase = warpgroup_id(), u32(0), u32(0)
         if leads_block():
             for i in range(STAGES):
-                mbarrier_init(full + u32(MBARRIER * i), FULL_ARRIVALS)
-                mbarrier_init(empty + u32(MBARRIER * i), EMPTY_ARRIVALS)
+                mbarrier_init(full + u32(MBARRIER_BYTES * i), FULL_ARRIVALS)
+                mbarrier_init(empty + u32(MBARRIER_BYTES * i), EMPTY_ARRIVALS)
             mbarrier_fence()
         if leads_warpgroup():
             map_fence(global_address(map_a))
@@ -428,11 +428,11 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
                     mbarrier_expect(ready, STAGE_BYTES)
                     for j in range(a_loads):
                         column, row = (m + u32(64 * j), k) if a_mn else (k, m)
-                        tma_load(buffer + COLUMN_BYTES * u32(j), global_address(map_a), column,
+                        tma_load(buffer + PANEL_BYTES * u32(j), global_address(map_a), column,
                                  row, ready)
                     for j in range(b_loads):
                         column, row = (n + u32(64 * j), k) if b_mn else (k, n)
-                        tma_load(buffer + A_BYTES + COLUMN_BYTES * u32(j),
+                        tma_load(buffer + A_BYTES + PANEL_BYTES * u32(j),
                                  global_address(map_b), column, row, ready)
                     stage, phase = advance(stage, phase)
                 piece += u32(cuda.gridDim.x)
@@ -460,7 +460,7 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
                 m, n, first, end = after
                 piece += u32(cuda.gridDim.x)
             if leads_warpgroup():
-                tma_stored()                 # before the block and its memory are gone
+                tma_wait_read()                 # before the block and its memory are gone
     return kernel
 
 # Times, measured in those that a block takes to multiply one slice of K: to store a piece, and to
