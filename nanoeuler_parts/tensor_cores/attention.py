@@ -1,7 +1,11 @@
 """Attention on tensor cores: `attention_of`, which 4.5 of nanoeuler_cuda.py calls.
 
-Contents: the operations on tiles that the kernels call, on path `mma` and on path `wgmma`; the ring
-of tiles; the softmax and the stores; and the three kernels forward, dq and dkv.
+Contents
+    shared memory, and the products of each kernel
+    the operations on tiles that the kernels call, on path mma and on path wgmma
+    the ring of tiles
+    the softmax and the stores
+    the three kernels: forward, dq and dkv
 """
 import functools
 import math
@@ -34,7 +38,7 @@ from nanoeuler_parts.tensor_cores.tiles import (
 #     2, 3  stage 0    K, V         K, V (tile 2 first: O)  Q, dO        pairs 0, 2, 4, ..
 #     4, 5  stage 1    K, V         K, V                    Q, dO        pairs 1, 3, 5, ..
 #
-# What a block computes with a pair of tiles:
+# With each pair of tiles, a block computes:
 #
 #     forward    S = Q K^T                                  O += P V             both tiles of Q
 #     dq         S = Q K^T,      dP = dO V^T                dQ += dS K
@@ -44,12 +48,12 @@ from nanoeuler_parts.tensor_cores.tiles import (
 # operand (a fragment of A), so the next product reads them there, and not from shared memory.  The
 # sums of a product, 64 x 64 or 64 x D, have the layout of tiles.py: a thread has two rows of a
 # tile.  For D = 64, a thread holds a tile as fragments of A in 16 registers, the sums of a tile of
-# S in 32, and those of a tile of O in 32.
+# S in 32, and the sums of a tile of O in 32.
 #
 # The three kernels are independent of how tiles are copied and multiplied: they call the eight
 # functions of `TileOps`.  `mma_tile_ops` has these functions for any tensor core, `wgmma_tile_ops`
-# for Hopper.  The first one is enough to understand the kernels; the second one shows what Hopper
-# changes.
+# for Hopper and D = 64.  The first one is enough to understand the kernels.  The second one shows
+# the changes for Hopper.
 #
 # The softmax uses powers of two: exp(x - m) = 2^(x log2(e) - m log2(e)) is one multiply-add and one
 # exp2 per entry.
@@ -250,8 +254,8 @@ def wgmma_tile_ops(D):
 
     @inlined
     def issue_load(barrier, tile, source, row, last, col):
-        """source: a tensor map.  Rows beyond the sequence are those of the next sequence, or zeros
-        beyond the matrix; the kernels mask them or do not store their results."""
+        """source: a tensor map.  Rows beyond the sequence come from the next sequence, or are zeros
+        beyond the matrix.  The kernels mask them, or do not store their results."""
         if leads_block():
             mbarrier_expect(barrier, TILE_BYTES)
             tma_load(tile, global_address(source), u32(col), u32(row), barrier)
@@ -341,8 +345,8 @@ def advance_pipeline_of(D, hopper):
 # ---- Softmax and stores
 @inlined
 def mask(s, first, col_minus_row):
-    """Sets the entries of a tile of S that are above the diagonal to -inf.  The thread's sums of the
-    tile are s[first:first + 32].
+    """Sets the entries of a tile of S above the diagonal to -inf.  The thread's entries of the tile
+    are s[first:first + 32].
 
     col_minus_row: the thread's first column minus its first row, both counted in the sequence"""
     if col_minus_row > -TILE_ROWS:
@@ -386,9 +390,12 @@ def store_neighbours(out, low, high, row, col):
 
 @inlined
 def rows_of_block(rows, T):
-    """Returns which rows a block of forward or dq computes: the matrix row where its sequence
-    begins; the block's first row, counted in the sequence; and the last matrix row of the sequence.
-    The first blocks get the last rows, which take longest.     rows: rows per block"""
+    """Returns (row0, t0, last) for a block of forward or dq that computes `rows` rows.
+
+    row0    the row of the matrix where the sequence begins
+    t0      the block's first row, counted in the sequence.  The first blocks get the last rows,
+            because these take longest
+    last    the row of the matrix where the sequence ends"""
     row0 = cuda.blockIdx.z * T
     return row0, (cuda.gridDim.x - 1 - cuda.blockIdx.x) * rows, row0 + T - 1
 

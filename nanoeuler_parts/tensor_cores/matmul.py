@@ -1,7 +1,11 @@
 """Matrix products on tensor cores: `tensor_matmul`, which 4.1 of nanoeuler_cuda.py calls.
 
-Contents: the order of the work, and split-K, on both paths; the kernel of path `mma`; the kernel of
-path `wgmma`; the number of splits; and the functions that launch the kernels.
+Contents
+    the order of the work, and split-K, on both paths
+    the kernel of path mma
+    the kernel of path wgmma
+    the number of splits
+    the functions that launch the kernels
 """
 import functools
 
@@ -139,7 +143,7 @@ class Operand(DeviceFunctions):
 # ldmatrix loads a fragment of 16 x 16 as four matrices of 8 x 8.  Lane l gives the address of row
 # l % 8 of matrix l / 8, so bits 3 and 4 of the lane's number say which matrix it is.  One of the
 # bits means the next 8 rows of the tile, the other one the next chunk.  `mma` wants the matrices
-# in a certain order of registers, and this order decides which bit means what:
+# in a certain order of registers, and this order decides the meaning of each bit:
 #
 #     operand    rows of a tile    next 8 rows    next chunk    ldmatrix
 #     A          along K           bit 3          bit 4         as they lie
@@ -572,6 +576,7 @@ def splits_for(tiles, K, semaphores, turn_time, blocks):
         return 1
     return best_splits(tiles, cdiv(K, BK), turn_time, blocks)
 
+# ---- Launches
 def mma_matmul(out, a, b, a_mn, b_mn, semaphores):
     """The product on path `mma`: one block of four warps per piece.  Arguments as tensor_matmul"""
     (M, N), K = out.shape, a.shape[0] if a_mn else a.shape[1]

@@ -20,8 +20,8 @@ from nanoeuler_parts.gpu.numbers import asm, elements, f32, f64, memory, u32, u6
 # Numba takes a Python literal for an int64, and the result of u32 + int64 is an int64.  Kernels
 # therefore write u32(..) around literals, and constants have NumPy types.
 def asm_into(builder, pointers, text, constraints, values):
-    """Emits `asm` with one result per pointer, and stores each result at its pointer.  The types of
-    the results are those that the pointers point to."""
+    """Emits `asm` with one result per pointer, and stores each result at its pointer.  A result
+    has the type that its pointer points to."""
     result_type = ir.LiteralStructType([p.type.pointee for p in pointers])
     results = asm(builder, result_type, text, constraints, values)
     for i, pointer in enumerate(pointers):
@@ -176,7 +176,8 @@ pack_bf16 = ptx("cvt.rn.bf16x2.f32 $0, $2, $1;", f32, f32, result=u32)   # (firs
 store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)    # a pair of bfloat16
 store_two = ptx("st.shared.v2.f32 [$0], {$1, $2};", u32, f32, f32)
 
-# ---- Loads that bypass L1, which may hold older values.  _f64: also from the host's memory
+# ---- Loads that bypass L1, which may hold older values.  load_relaxed_f64 also reads memory of
+# the host
 load_relaxed = ptx("ld.relaxed.gpu.global.u32 $0, [$1];", u64, result=u32)
 load_relaxed_f64 = ptx("ld.relaxed.sys.global.f64 $0, [$1];", u64, result=f64)
 
@@ -208,7 +209,7 @@ def next_turn(turn, turns):
 #
 # ---- mbarriers: barriers in shared memory that also count the bytes of asynchronous copies
 # A phase of an mbarrier completes when the expected number of threads has arrived and all announced
-# bytes have landed; the next phase then begins.  Phases are numbered from 0, and the parity of a
+# bytes have landed.  Then the next phase begins.  Phases are numbered from 0, and the parity of a
 # phase is the last bit of its number.
 #
 #     mbarrier_init(barrier, threads)     sets the number of arrivals per phase; phase 0 begins
@@ -236,7 +237,7 @@ bulk_copy = ptx("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::byt
                 "[$3];", u32, u64, u32, u32)
 
 # ---- Programmatic dependent launch: see `overlapping` in nanoeuler_parts/gpu/launches.py
-wait_for_previous = ptx("griddepcontrol.wait;")          # the kernel before has ended
+wait_for_previous = ptx("griddepcontrol.wait;")          # until the kernel before has ended
 let_next_start = ptx("griddepcontrol.launch_dependents;")
 
 @inlined
@@ -273,7 +274,7 @@ tma_wait_read = ptx("cp.async.bulk.wait_group.read 0;")
 tma_wait_written = ptx("cp.async.bulk.wait_group 0;")
 
 # The copy engine does not see the writes of threads by itself.
-fence_async = ptx("fence.proxy.async.shared::cta;")      # before it reads what threads wrote
+fence_async = ptx("fence.proxy.async.shared::cta;")      # before it reads writes of threads
 fence_async_global = ptx("fence.proxy.async.global;")    # before it adds to the sums of others
 
 # ---- Warpgroups

@@ -1,8 +1,10 @@
 """Tiles in shared memory, and the two ways to multiply them: mma.sync, and wgmma on Hopper.
 
-Contents: the layout of a tile; `mma`, and the instructions that load and store its fragments;
-`wgmma`; and at the end `one_tile_kernel`, the shortest complete kernel that multiplies matrices
-with TMA, an mbarrier and wgmma.
+Contents
+    the layout of a tile
+    mma, and the instructions that load and store its fragments
+    wgmma
+    one_tile_kernel, the shortest complete kernel that multiplies matrices with TMA and wgmma
 """
 import functools
 
@@ -43,14 +45,15 @@ from nanoeuler_parts.tensor_cores.ptx import (
 #     a tile of 64 x 128 bfloat16 numbers      panel 0                  panel 1
 #                                              columns 0 to 63          columns 64 to 127
 #     bytes from the start of the tile         0 to 8191                8192 to 16383
-TILE_ROWS, BF16_PER_CHUNK, CHUNKS_PER_ROW = 64, 8, np.uint32(8)      # a row of a panel
+TILE_ROWS, BF16_PER_CHUNK = 64, 8
+CHUNKS_PER_ROW = np.uint32(8)                # of a row of a panel, like ROW_BYTES
 CHUNK_BYTES, ROW_BYTES = np.uint32(16), np.uint32(128)
 PANEL_BYTES = np.uint32(TILE_ROWS * 128)
 
 @inlined
 def swizzled(row, chunk):
-    """Returns the offset of a chunk of a tile in bytes: of columns 8 chunk to 8 chunk + 7 of a row,
-    in bfloat16.     The copy engine's 128-byte swizzle"""
+    """Returns the offset of a chunk of a tile, in bytes.  The chunk holds columns 8 chunk to
+    8 chunk + 7 of the row, if they are bfloat16.     The copy engine's 128-byte swizzle"""
     panel, place = chunk // CHUNKS_PER_ROW, chunk % CHUNKS_PER_ROW ^ row % CHUNKS_PER_ROW
     return panel * PANEL_BYTES + row * ROW_BYTES + place * CHUNK_BYTES
 
