@@ -442,9 +442,11 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
 
     @inlined
     def write_tile(map_out, n, m, acc, staging, warpgroup, semaphore, split, splits):
-        """out[m:, n:] = a consumer's sums in bfloat16, in one pass of 64 x 256.  Or, accumulate:
-        out += the sums in float32, in two passes of 64 x 128, when it is this split's turn.  One
-        thread of the warpgroup commands the copy engine."""
+        """Stores a consumer's sums to out[m:m + 64, n:n + 256].  One thread of the warpgroup
+        commands the copy engine.
+
+        accumulate: out += the sums in float32, in two passes of 64 x 128, when it is this split's
+        turn; otherwise out = the sums in bfloat16, in one pass"""
         warp_row, leads = warp_id() % u32(4) * u32(16), leads_warpgroup()
         for half in range(passes):
             if leads:
@@ -581,7 +583,7 @@ def mma_matmul(out, a, b, a_mn, b_mn, semaphores):
     """The product on path `mma`: one block of four warps per piece.  Arguments as tensor_matmul"""
     (M, N), K = out.shape, a.shape[0] if a_mn else a.shape[1]
     tiles = cdiv(M, MMA_TILE) * cdiv(N, MMA_TILE)
-    device = cuda.get_current_device()       # its registers suffice for MMA_BLOCKS
+    device = cuda.get_current_device()       # its registers allow MMA_BLOCKS
     smem_per_block = MMA_SMEM + RESERVED_SMEM
     per_processor = min(MMA_BLOCKS, device.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR // smem_per_block)
     blocks = device.MULTIPROCESSOR_COUNT * per_processor

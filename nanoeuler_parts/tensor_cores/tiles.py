@@ -151,10 +151,12 @@ def wgmma(N, a_in, b_mn, count=1, adds="always"):
                          "registers": 4 per thread; a warp holds its 16 rows like A of `mma`
         B     (16, N)    a tile whose rows run along K, or, with b_mn, along N
 
-    Arguments of the device function: acc, with the sums of all `count` products one after another;
-    then for each product the descriptors of A and B.  With a_in "registers": acc; one local array
-    for A, 16 numbers per product; and the descriptors of B.  With adds "asked", the last argument
-    says whether to add: 0 or not 0.
+    Arguments of the device function, in this order:
+
+        acc              the sums of all `count` products, one after another
+        a                only with a_in "registers": a local array, 16 pairs for each product
+        descriptors      of A and B for each product; only of B with a_in "registers"
+        add              only with adds "asked": 0 or not 0
 
     This is the PTX of wgmma(16, "rows", False).  Only the first 16 of the 64 values of k are shown:
 
