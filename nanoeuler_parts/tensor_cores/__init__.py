@@ -1,13 +1,29 @@
-"""The fast path of nanoeuler_cuda.py, to be read after that file, in this order:
+"""The fast path of nanoeuler_cuda.py.  Read that file first, then these modules in this order:
 
-    ptx.py         instructions that Numba has no function for
-    tiles.py       tiles in shared memory, and the products of tiles
+    ptx.py         PTX instructions that Numba does not offer
+    tiles.py       tiles in shared memory, and products of tiles
     matmul.py      matrix products
     attention.py   FlashAttention
     rows.py        the kernels of a decoder's step
     steps.py       the steps as graphs, prompts, and the decoder
     selftests.py   the self-tests of the kernels above
 
-All of it multiplies bfloat16 and adds in float32.  There are two ways to multiply: mma.sync, on
-GPUs of capability 8.0 and newer, and wgmma, on those of capability 9.0 (Hopper).
+All products multiply bfloat16 and add in float32.  There are two kernel paths:
+
+    mma      mma.sync, from compute capability 8.0 (Ampere): a warp multiplies small fragments that
+             its lanes hold in registers
+    wgmma    wgmma and TMA, only on compute capability 9.0 (Hopper): a warpgroup, which is four
+             warps, multiplies tiles that lie in shared memory
+
+Words of ptx.py, tiles.py, matmul.py and attention.py, from small to large:
+
+    number         an entry of a matrix; two bytes, if it is bfloat16
+    pair           two neighbouring bfloat16 numbers in a 32-bit register, the first in its low half
+    chunk          16 bytes of a row, which are 8 bfloat16 numbers
+    fragment       the numbers of a small matrix that the lanes of a warp hold for `mma`
+    panel          64 rows of 128 bytes in shared memory
+    tile           a block of a matrix: the operand or the result of a product
+    slice          a tile of A and a tile of B with the same 64 values of k
+    stage          a buffer of a ring in shared memory, filled while another one is read
+    sums, acc      the float32 accumulators of a product, in registers
 """

@@ -1,5 +1,5 @@
-"""Instructions that a GPU has and Numba has no function for, in PTX: barriers, copies, the copy
-engine of Hopper.  The first module of this package to read.
+"""GPU instructions that Numba does not offer, as inline PTX: barriers, asynchronous copies, and
+Hopper's copy engine (TMA).  Read this module of the package first.
 """
 from types import ModuleType
 
@@ -14,21 +14,27 @@ from nanoeuler_cuda import to_device
 from nanoeuler_parts.gpu.launches import gpu, inlined, ok
 from nanoeuler_parts.gpu.numbers import asm, elements, f32, f64, memory, u32, u64
 
-# What a GPU can do and Numba has no function for, in PTX: NVIDIA's "PTX ISA" describes each of the
-# instructions under its name.  Addresses of device memory have 64 bits, those of shared memory 32.
-# A literal of Python is an int64 and makes one of all that meets it: hence u32(..), and constants
-# of NumPy's types.
+# NVIDIA's manual "PTX ISA" describes each instruction below under its name.  Addresses of device
+# memory have 64 bits, addresses of shared memory 32.
+#
+# Numba takes a Python literal for an int64, and the result of u32 + int64 is an int64.  Kernels
+# therefore write u32(..) around literals, and constants have NumPy types.
 def asm_into(builder, pointers, text, constraints, values):
-    """asm with as many results as pointers, of their types, which are stored there."""
-    kind = ir.LiteralStructType([p.type.pointee for p in pointers])
-    results = asm(builder, kind, text, constraints, values)
+    """Emits `asm` with one result per pointer, and stores each result at its pointer.  A result
+    has the type that its pointer points to."""
+    result_type = ir.LiteralStructType([p.type.pointee for p in pointers])
+    results = asm(builder, result_type, text, constraints, values)
     for i, pointer in enumerate(pointers):
         builder.store(builder.extract_value(results, i), pointer)
 
 def ptx(text, *operands, result=types.void):
-    """The instruction `text` as a device function: $0 is its result if it has one, its operands
-    follow.  Without a result it counts as one that reads and writes any memory: the compiler moves
-    no access to memory across it."""
+    """Returns a device function that executes the PTX instruction `text`.
+
+    text        $0 is the result, and $1, $2, .. are the operands; without a result, $0 is the first
+                operand
+    operands    their types
+    result      its type.  An instruction without a result counts as one that reads and writes any
+                memory: the compiler moves no memory access across it."""
     letters = {u32: "r", u64: "l", f32: "f", f64: "d"}
     constraints = [letters[t] for t in operands]
     if result == types.void:
@@ -37,24 +43,25 @@ def ptx(text, *operands, result=types.void):
         constraints = ["=" + letters[result], *constraints]
 
     @intrinsic
-    def instruction(typing, *args):          # one tuple of them comes to codegen
+    def instruction(typing, *args):          # codegen receives the arguments as one tuple
         def codegen(context, builder, sig, args):
             values, void = cgutils.unpack_tuple(builder, args[0]), result == types.void
-            kind = ir.VoidType() if void else context.get_value_type(result)
-            out = asm(builder, kind, text, ",".join(constraints), values)
+            result_type = ir.VoidType() if void else context.get_value_type(result)
+            out = asm(builder, result_type, text, ",".join(constraints), values)
             return context.get_dummy_value() if void else out
         return result(types.BaseTuple.from_types(operands)), codegen
     return instruction
 
 class DeviceFunctions(ModuleType):
-    """Some under one name: a kernel calls `way.wait(..)`.  A module, since Numba inlines only what
-    it finds in modules."""
+    """A namespace of device functions: with `ops = DeviceFunctions(wait=..)`, a kernel calls
+    `ops.wait(..)`.  It is a module because Numba inlines only functions that it finds in modules.
+    """
 
     def __init__(self, **functions):
         super().__init__(type(self).__name__, type(self).__doc__)
         vars(self).update(functions)
 
-# Threads of a block of one dimension: lanes of a warp of 32, warps of a warpgroup of four
+# ---- Threads of a one-dimensional block: a warp has 32 lanes, a warpgroup has four warps
 @inlined
 def thread_id():
     return u32(cuda.threadIdx.x)
@@ -71,7 +78,7 @@ def warp_id():
 def warpgroup_id():
     return thread_id() >> u32(7)
 
-# Of some that could do a thing, one does it
+# The leader is the one thread of a warp, a warpgroup or a block that acts for all of them.
 @inlined
 def leads_warp():
     return lane_id() == 0
@@ -86,104 +93,135 @@ def leads_block():
 
 @inlined
 def bit(x, i):
-    """Bit i of x, 0 or 1"""
+    """Returns bit i of x, 0 or 1."""
     return x >> u32(i) & u32(1)
 
-quotient = ptx("div.u32 $0, $1, $2;", u32, u32, result=u32)      # Numba would make it 64 bits
+quotient = ptx("div.u32 $0, $1, $2;", u32, u32, result=u32)      # Numba would divide in 64 bits
 
-# Addresses
+# ---- Addresses
 @intrinsic
 def global_address(typing, array):
+    """Returns the address of the array's first element."""
     def codegen(context, builder, sig, args):
         return builder.ptrtoint(memory(context, builder, sig.args, args, 0), ir.IntType(64))
     return u64(array), codegen
 
-def load_four_by(text, space):
-    """The device function load(out, j, address): out[j:j+4], of 32 bits, in one access."""
+def make_load_four(text, address_letter):
+    """Returns the device function load(out, j, address): it loads four 32-bit words into out[j:j+4]
+    in one access.
+
+    text              the PTX instruction up to its vector suffix
+    address_letter    the constraint of its address: "r", 32 bits, or "l", 64 bits"""
     @intrinsic
     def load(typing, out, j, address):
         def codegen(context, builder, sig, args):
             to = elements(context, builder, sig.args, args, 0, 4, args[1])
             asm_into(builder, to, f"{text}.v4.u32 {{$0, $1, $2, $3}}, [$4];",
-                     f"=r,=r,=r,=r,{space}", [args[2]])
+                     f"=r,=r,=r,=r,{address_letter}", [args[2]])
             return context.get_dummy_value()
-        return types.void(out, types.intp, u32 if space == "r" else u64), codegen
+        return types.void(out, types.intp, u32 if address_letter == "r" else u64), codegen
     return load
 
-load_four_shared = load_four_by("ld.shared", "r")
-load_four = load_four_by("ld.global.nc.L1::no_allocate", "l")        # what no kernel writes
+load_four_shared = make_load_four("ld.shared", "r")
+# For data that no kernel writes: it may come from a cache that does not see writes.
+load_four = make_load_four("ld.global.nc.L1::no_allocate", "l")
 
+# (generic address): the same place as a 32-bit address of shared memory
 to_shared = ptx("{ .reg .u64 t; cvta.to.shared.u64 t, $1; cvt.u32.u64 $0, t; }", u64, result=u32)
 
 @inlined
 def shared_address(array):
+    """Returns the address of the first element of an array in shared memory."""
     return to_shared(global_address(array))
 
-ALIGNMENT = 1024                             # of the tiles below, as the copy engine wants it
+ALIGNMENT = 1024                             # bytes: the copy engine's swizzle needs tiles there
 
 @inlined
 def dynamic_smem():
-    """Where dynamic shared memory begins, from a multiple of ALIGNMENT on.  The kernels ask for so
-    many bytes more than they use."""
+    """Returns the address of dynamic shared memory, rounded up to a multiple of ALIGNMENT.  Because
+    of the rounding, a launch asks for ALIGNMENT bytes more than its kernel uses."""
     return (shared_address(cuda.shared.array(0, types.uint16)) + u32(ALIGNMENT - 1)) & (
         u32(-ALIGNMENT & 0xFFFFFFFF))
 
-# Copies by threads, from device to shared memory: they go on while the thread does.  Those that it
-# asked for since the last commit are a group; groups arrive in order.
+# ---- cp.async: asynchronous copies by threads, from device memory to shared memory
+# A thread continues while its copies are under way.  `cp_async_commit` makes a group of all copies
+# that the thread has started since its last commit.  Groups complete in order.
+# Arguments: (to, from); cp_async_or_zero: (to, from, n) reads n bytes, 16 or 0, and writes zeros
+# for the others.
 cp_async = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16;", u32, u64)      # 16 bytes
 cp_async_or_zero = ptx("cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;", u32, u64, u32)
-cp_async_4 = ptx("cp.async.ca.shared.global [$0], [$1], 4;", u32, u64)
+cp_async_4 = ptx("cp.async.ca.shared.global [$0], [$1], 4;", u32, u64)              # 4 bytes
 cp_async_commit = ptx("cp.async.commit_group;")
 cp_async_wait_all = ptx("cp.async.wait_all;")
-cp_async_wait_one = ptx("cp.async.wait_group 1;")        # all groups but the youngest are there
+cp_async_wait_one = ptx("cp.async.wait_group 1;")        # waits for all groups but the newest
 
+# ---- Pairs of bfloat16
 @intrinsic
 def lower_half(typing, pair):
-    """The first of a pair of bfloat16, as float32"""
+    """Returns the first number of a pair of bfloat16, as float32."""
     def codegen(context, builder, sig, args):
         return builder.bitcast(builder.shl(args[0], args[0].type(16)), ir.FloatType())
     return f32(u32), codegen
 
 @intrinsic
 def upper_half(typing, pair):
-    """The second one"""
+    """Returns the second number of a pair of bfloat16, as float32."""
     def codegen(context, builder, sig, args):
         return builder.bitcast(builder.and_(args[0], args[0].type(0xFFFF0000)), ir.FloatType())
     return f32(u32), codegen
 
-# Registers to memory
-pack_bf16 = ptx("cvt.rn.bf16x2.f32 $0, $2, $1;", f32, f32, result=u32)       # low, high
-store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)    # two neighbours in bfloat16
+pack_bf16 = ptx("cvt.rn.bf16x2.f32 $0, $2, $1;", f32, f32, result=u32)   # (first, second): a pair
+
+# ---- Stores from registers.  Arguments: the address, then the numbers
+store_pair = ptx("st.global.b32 [$0], $1;", u64, u32)    # a pair of bfloat16
 store_two = ptx("st.shared.v2.f32 [$0], {$1, $2};", u32, f32, f32)
 
-# Memory to a register, past L1
+# ---- Loads that bypass L1, which may hold older values.  load_relaxed_f64 also reads memory of
+# the host
 load_relaxed = ptx("ld.relaxed.gpu.global.u32 $0, [$1];", u64, result=u32)
 load_relaxed_f64 = ptx("ld.relaxed.sys.global.f64 $0, [$1];", u64, result=f64)
 
-# A semaphore is a number in device memory that blocks take turns by: who waits for it sees what was
-# written before it was set.
+# ---- Semaphores
+# A semaphore is a 32-bit number in device memory that says which block's turn it is.
+#
+#     semaphore_acquire(address, turn)    waits until the semaphore is `turn`.  The thread then sees
+#                                         everything that was written before the semaphore was set
+#     semaphore_release(address, turn)    sets the semaphore
 semaphore_release = ptx("st.release.gpu.global.u32 [$0], $1;", u64, u32)
 semaphore_acquire = ptx("{ .reg .pred p; .reg .u32 turn; "
                         "AGAIN: ld.acquire.gpu.global.u32 turn, [$0]; "
                         "setp.ne.u32 p, turn, $1; @p bra AGAIN; }", u64, u32)
 
-count_up = ptx("atom.global.add.u32 $0, [$1], 1;", u64, result=u32)  # what it was before
+# Adds 1 to a counter in device memory, and returns its value before that.
+atomic_increment = ptx("atom.global.add.u32 $0, [$1], 1;", u64, result=u32)
 
 @inlined
 def semaphore_at(semaphores, i):
+    """Returns the address of semaphore i."""
     return global_address(semaphores) + u64(4) * u64(i)
 
 @inlined
-def turn_after(part, splits):
-    """Whose turn it is after that part's; the last one leaves the semaphore as it was, at 0."""
-    return part + u32(1) if part + u32(1) < u32(splits) else u32(0)
+def next_turn(turn, turns):
+    """Returns the turn after `turn`.  After the last one it is 0 again, as before the first."""
+    return turn + u32(1) if turn + u32(1) < u32(turns) else u32(0)
 
-# The rest is Hopper's.  An mbarrier is eight bytes of shared memory that threads wait for.  A phase
-# of it is over when as many threads have arrived as mbarrier_init was told, and all bytes that
-# mbarrier_expect, which arrives, too, announced are there.  Phases have parities 0, 1, 0, ..:
-# waiting for a parity returns when the running phase has the other one.  The first phase is 0, so
-# that waiting for 1 returns at once.
-MBARRIER = np.uint32(8)
+# ==== The rest of this file needs Hopper ====
+#
+# ---- mbarriers: barriers in shared memory that also count the bytes of asynchronous copies
+# A phase of an mbarrier completes when the expected number of threads has arrived and all announced
+# bytes have landed.  Then the next phase begins.  Phases are numbered from 0, and the parity of a
+# phase is the last bit of its number.
+#
+#     mbarrier_init(barrier, threads)     sets the number of arrivals per phase; phase 0 begins
+#     mbarrier_arrive(barrier)            arrives
+#     mbarrier_expect(barrier, bytes)     announces bytes, and arrives
+#     mbarrier_wait(barrier, parity)      returns when the running phase has the other parity
+#     mbarrier_fence()                    lets the copy engine see initialized barriers
+#
+#     running phase                 0     1     2     3
+#     mbarrier_wait(barrier, 0)    waits  ok   waits  ok
+#     mbarrier_wait(barrier, 1)     ok   waits  ok   waits
+MBARRIER_BYTES = np.uint32(8)
 mbarrier_init = ptx("mbarrier.init.shared::cta.b64 [$0], $1;", u32, u32)
 mbarrier_expect = ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", u32, u32)
 mbarrier_arrive = ptx("mbarrier.arrive.shared::cta.b64 _, [$0];", u32)
@@ -191,61 +229,84 @@ mbarrier_wait = ptx("{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta
                     "@p bra DONE; bra AGAIN; DONE: }", u32, u32)
 mbarrier_fence = ptx("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;")
 
-bulk_prefetch = ptx("cp.async.bulk.prefetch.L2.global [$0], $1;", u64, u32)  # bytes, into L2
+# ---- Bulk copies: the copy engine moves a contiguous range of bytes
+# (from, bytes): reads from device memory into L2
+bulk_prefetch = ptx("cp.async.bulk.prefetch.L2.global [$0], $1;", u64, u32)
+# (to, from, bytes, barrier): copies from device memory to shared memory
 bulk_copy = ptx("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, "
-                "[$3];", u32, u64, u32, u32)             # so many bytes, by the copy engine
+                "[$3];", u32, u64, u32, u32)
 
-# Programmatic dependent launch: see `overlapping`
-wait_for_previous = ptx("griddepcontrol.wait;")
+# ---- Programmatic dependent launch: see `overlapping` in nanoeuler_parts/gpu/launches.py
+wait_for_previous = ptx("griddepcontrol.wait;")          # until the kernel before has ended
 let_next_start = ptx("griddepcontrol.launch_dependents;")
 
 @inlined
 def after_previous():
+    """Waits for the kernel before this one, then allows the kernel after it to start."""
     wait_for_previous()
     let_next_start()
 
 @inlined
 def at_once():
+    """Does nothing: takes the place of the functions above where launches do not overlap."""
     pass
 
-# TMA: the copy engine moves a box of a matrix, given by its tensor map and the box's (column, row)
-map_fence = ptx("fence.proxy.tensormap::generic.acquire.sys [$0], 128;", u64)     # see a fresh map
+# ---- TMA: the copy engine moves boxes of a matrix
+# A tensor map describes the matrix and the size of a box; coordinates (column, row) select the box.
+#
+#     tma_load(to, map, column, row, barrier)      from device memory to shared memory
+#     tma_store(map, column, row, from)            from shared memory to device memory
+#     tma_add(map, column, row, from)              the same, but adds to device memory (+=)
+#     tma_commit()                                 makes a group of the stores and additions so far
+#     tma_wait_read()                              waits until the engine has read the groups, so
+#                                                  that their shared memory may be overwritten
+#     tma_wait_written()                           waits until they are in device memory
+#     map_fence(map)                               lets the copy engine see a new tensor map
+map_fence = ptx("fence.proxy.tensormap::generic.acquire.sys [$0], 128;", u64)
 tma_load = ptx("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
                "[$0], [$1, {$2, $3}], [$4];", u32, u64, u32, u32, u32)
 tma_store = ptx("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$0, {$1, $2}], [$3];",
                 u64, u32, u32, u32)
 tma_add = ptx("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group "
-              "[$0, {$1, $2}], [$3];", u64, u32, u32, u32)           # the same, +=
+              "[$0, {$1, $2}], [$3];", u64, u32, u32, u32)
 tma_commit = ptx("cp.async.bulk.commit_group;")
-tma_stored = ptx("cp.async.bulk.wait_group.read 0;")     # shared memory may be written again
-tma_written = ptx("cp.async.bulk.wait_group 0;")         # it is in device memory
-fence_async = ptx("fence.proxy.async.shared::cta;")      # before the copy engine reads our writes
-fence_async_global = ptx("fence.proxy.async.global;")    # before it adds to what others added
+tma_wait_read = ptx("cp.async.bulk.wait_group.read 0;")
+tma_wait_written = ptx("cp.async.bulk.wait_group 0;")
 
-# Warpgroups: a barrier of the 128 threads, and registers that one gives to the others
-warpgroup_barrier = ptx("bar.sync $0, 128;", u32)
+# The copy engine does not see the writes of threads by itself.
+fence_async = ptx("fence.proxy.async.shared::cta;")      # before it reads writes of threads
+fence_async_global = ptx("fence.proxy.async.global;")    # before it adds to the sums of others
+
+# ---- Warpgroups
+warpgroup_barrier = ptx("bar.sync $0, 128;", u32)        # (number): for 128 threads of a block
+# One warpgroup of three gives registers to the two others: 40 + 2 * 232 = 3 * 168 per thread.
 take_registers = ptx("setmaxnreg.inc.sync.aligned.u32 232;")
 give_registers = ptx("setmaxnreg.dec.sync.aligned.u32 40;")
 
-def tensor_map(pointer, rows, columns, stride, box_rows, size=2):
-    """128 bytes on the device that tell the copy engine about a matrix of bfloat16 or (size 4)
-    float32: boxes of box_rows rows of 128 bytes, swizzled in shared memory, zeros beyond the edge.
-    stride in bytes     cuTensorMapEncodeTiled"""
-    d, long, short = driver, driver.cuuint64_t, driver.cuuint32_t
-    kinds = d.CUtensorMapDataType
+def tensor_map(pointer, rows, columns, stride, box_rows, itemsize=2):
+    """Returns the tensor map of a matrix: 128 bytes in device memory.     cuTensorMapEncodeTiled
+
+    stride      bytes from row to row of the matrix
+    box_rows    rows of a box; each has 128 bytes and lies swizzled in shared memory.  Beyond the
+                edge of the matrix a box has zeros
+    itemsize    2: bfloat16, 4: float32"""
+    d, uint64, uint32 = driver, driver.cuuint64_t, driver.cuuint32_t
+    formats = d.CUtensorMapDataType
     encoded = ok(d.cuTensorMapEncodeTiled(
-        kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if size == 2 else
-        kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, pointer,
-        [long(columns), long(rows)], [long(stride)], [short(128 // size), short(box_rows)],
-        [short(1), short(1)], d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        formats.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if itemsize == 2 else
+        formats.CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, pointer,
+        [uint64(columns), uint64(rows)], [uint64(stride)],
+        [uint32(128 // itemsize), uint32(box_rows)],
+        [uint32(1), uint32(1)], d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         d.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
         d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
     return to_device(np.array([int(x) for x in encoded.opaque], np.uint64))
 
 def map_of(x, box_rows):
-    """The tensor map of a matrix, made once for each user of `at_most`.  It holds an address: where
-    other memory comes to lie there later, of the same shape, it is right again."""
+    """Returns the tensor map of the matrix x.  Maps are kept in gpu.tensor_maps, which `at_most`
+    replaces: each user of `at_most` makes a map once.  A map holds an address.  It stays valid when
+    memory of the same shape reuses this address."""
     key = (int(x.gpu_data.device_pointer), *x.shape, x.strides[0], box_rows, x.dtype.itemsize)
     if key not in gpu.tensor_maps:
         gpu.tensor_maps[key] = tensor_map(*key)
