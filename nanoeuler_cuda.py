@@ -799,12 +799,16 @@ class Attention(NamedTuple):
     forward: object
     dq: object
     dkv: object
+    operand: object                          # of a matrix, what they read: it, or its tensor map
     rotates: bool                            # do dq and dkv rotate their results back (RoPE)?
     block: object                            # threads per block, of all three kernels
     rows: int                                # query rows per block of forward
     back_rows: int                           # query rows per block of dq, keys per block of dkv
     smem: int                                # bytes of dynamic shared memory of forward
     back_smem: int                           # the same of dq and dkv
+
+def unchanged(x):
+    return x
 
 @made_once
 def portable_attention(D, itemsize, smem_bytes, window=0):
@@ -1002,31 +1006,33 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
                             dqkv[row0 + t, v_col + x + 16 * j] = stored(dqkv, dv[i * COLS + j])
         return run
 
-    return Attention(forward, dq=backward(keys=False), dkv=backward(keys=True), rotates=False,
-                     block=(16, 8), rows=N, back_rows=N,
+    return Attention(forward, dq=backward(keys=False), dkv=backward(keys=True), operand=unchanged,
+                     rotates=False, block=(16, 8), rows=N, back_rows=N,
                      smem=(3 * N * D_ROW + N * P_ROW) * itemsize,
                      back_smem=(4 * N * D_ROW + 2 * N * P_ROW) * itemsize)
 
-def attention_of(D, window, *matrices):
-    """The kernels for head size D, and what they read: the matrices or, on Hopper, their tensor
-    maps.  Tensor cores take bfloat16 without a window, and some head sizes."""
-    if matrices[0].dtype == np.uint16 and not window and kernel_path() != "portable":
-        if found := tensor_cores().attention.attention_of(D, matrices):
+def attention_kernels(D, dtype, window):
+    """The Attention for head size D.  It is that of tensor cores for bfloat16 without a window, and
+    for some head sizes."""
+    if dtype == np.uint16 and not window and kernel_path() != "portable":
+        if found := tensor_cores().attention.attention_kernels(D):
             return found
-    room = min(99 << 10, cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
-    return portable_attention(D, computing(matrices[0].dtype).itemsize, room, window), *matrices
+    smem_bytes = min(99 << 10, cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+    return portable_attention(D, computing(dtype).itemsize, smem_bytes, window)
 
 def window_of(cfg):
     """The attention window of a model, or 0 if it covers the whole context"""
     return cfg.window if cfg.window and cfg.window < cfg.seq_len else 0
 
 def attention_forward(o, lse, qkv, T, D, window=0):
+    """o (BT, HD) = softmax(Q K^T / sqrt(D)) V, causal, for sequences of T rows
+    lse (H, BT) is for the backward pass     qkv (BT, QKV), after RoPE"""
     BT, HD = o.shape
     G = (qkv.shape[1] - HD) // (2 * D)
     scale = number(qkv, 1 / math.sqrt(D))
-    k, source = attention_of(D, window, qkv)
-    launch(k.forward, o, lse, source, T, G, scale, grid=(cdiv(T, k.rows), HD // D, BT // T),
-           block=k.block, smem=k.smem)
+    k = attention_kernels(D, qkv.dtype, window)
+    launch(k.forward, o, lse, k.operand(qkv), T, G, scale,
+           grid=(cdiv(T, k.rows), HD // D, BT // T), block=k.block, smem=k.smem)
 
 def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D, window=0):
     """dqkv (BT, QKV): the gradients of q, k and v before RoPE, from do (BT, HD), the gradient of o
@@ -1034,8 +1040,8 @@ def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D, window=0):
     BT, HD = o.shape
     H, G = len(lse), (qkv.shape[1] - HD) // (2 * D)
     scale = number(qkv, 1 / math.sqrt(D))
-    k, do_source, o_source, qkv_source = attention_of(D, window, do, o, qkv)
-    given = (dqkv, delta, do_source, o_source, lse, qkv_source, cos, sin, T, HD, scale)
+    k = attention_kernels(D, qkv.dtype, window)
+    given = (dqkv, delta, k.operand(do), k.operand(o), lse, k.operand(qkv), cos, sin, T, HD, scale)
     tiles, B = cdiv(T, k.back_rows), BT // T
     launch(k.dq, *given, grid=(tiles, H, B), block=k.block, smem=k.back_smem)      # and delta
     launch(k.dkv, *given, grid=(tiles, G, B), block=k.block, smem=k.back_smem)

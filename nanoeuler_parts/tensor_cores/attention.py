@@ -1,4 +1,4 @@
-"""Attention on tensor cores: `attention_of`, which 4.5 of nanoeuler_cuda.py calls.
+"""Attention on tensor cores: `attention_kernels`, which 4.5 of nanoeuler_cuda.py calls.
 
 Contents
     shared memory, and the products of each kernel
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import cuda
 
-from nanoeuler_cuda import Attention, filled, kernel_path, quad_max, quad_sum
+from nanoeuler_cuda import Attention, filled, kernel_path, quad_max, quad_sum, unchanged
 from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, made_once
 from nanoeuler_parts.gpu.numbers import exp2, f32, i32, LOG2E, u16, u32, u64, value, vector
 from nanoeuler_parts.tensor_cores.ptx import (
@@ -621,18 +621,16 @@ def tensor_attention_dkv(D, hopper):
 
 @functools.cache
 def tensor_attention(D, hopper):
-    """Returns the three kernels for head size D, and how they are launched."""
+    """Returns the Attention for head size D.     hopper: use the copy engine and `wgmma`"""
     kernels = (make(D, hopper) for make in (tensor_attention_forward, tensor_attention_dq,
                                             tensor_attention_dkv))
     smem = (STATIONARY + 2 * STAGES) * 2 * TILE_ROWS * D + 1024      # 1,024: ALIGNMENT
-    return Attention(*kernels, rotates=True, block=128, rows=2 * TILE_ROWS, back_rows=TILE_ROWS,
-                     smem=smem, back_smem=smem)
+    operand = functools.partial(map_of, box_rows=TILE_ROWS) if hopper else unchanged
+    return Attention(*kernels, operand=operand, rotates=True, block=128, rows=2 * TILE_ROWS,
+                     back_rows=TILE_ROWS, smem=smem, back_smem=smem)
 
-def attention_of(D, matrices):
-    """Returns the kernels for head size D and the sources that they read: the matrices, or their
-    tensor maps on path `wgmma` with D = 64.  Returns None if D is not one of FAST_HEADS."""
+def attention_kernels(D):
+    """Returns the Attention for head size D, or None if D is not one of FAST_HEADS."""
     if D not in FAST_HEADS:
         return None
-    if kernel_path() == "wgmma" and D == 64:
-        return tensor_attention(D, True), *(map_of(x, 64) for x in matrices)
-    return tensor_attention(D, False), *matrices
+    return tensor_attention(D, kernel_path() == "wgmma" and D == 64)
