@@ -1,20 +1,23 @@
 """The proof that the GPU program computes what the CPU's does, as a file: one GPU needed.
 
-    python bench/gpu_tests.py [--only kernels gradient tests sanitizer] [--jobs 1]
+    python bench/gpu_tests.py [--only twins kernels gradient tests memcheck racecheck] [--jobs 1]
 
-Writes bench/out/gpu_tests_<device>.txt: what each of these says, and a fingerprint of the code
-that it was said of.  `make release-check` fails where no file in bench/results/ has that of today's
-code.  A part that was run before, on the same machine, stays in the file; one that fails is not
+Writes bench/out/gpu_tests_<device>.txt: the output of each part, and a fingerprint of the code that
+it ran.  `make release-check` fails unless a file in bench/results/ has the fingerprint of the current
+code.  A part that was run before on the same machine stays in the file.  A part that fails is not
 written, and the exit code is 1.
 
-The kernels were held against functions of nanoeuler.py.  These may be written anew, as long as they
-compute the same: of each of their outputs in float64 the file has two numbers, under `twins`.
+The kernels are compared with functions of nanoeuler.py.  These functions may change, as long as they
+compute the same.  So the file has two numbers for each of their outputs in float64, under `twins`.
 
 twins      the norm of each output of the CPU, and its product with a vector of random numbers
-kernels    python nanoeuler_cuda.py: every kernel against the CPU, twice, to the bit
+kernels    python nanoeuler_cuda.py: every kernel against the CPU, twice, bit-identical
 gradient   python nanoeuler_cuda.py g: the gradient of the base preset
-tests      pytest tests/test_gpu.py: resume, equal bits, graphs, decoding; --jobs processes at once
-sanitizer  compute-sanitizer --tool memcheck over the smaller self-tests, where it is installed
+tests      pytest tests/test_gpu.py: resume, equal bits, graphs, decoding; in --jobs processes
+memcheck   compute-sanitizer --tool memcheck with the smaller self-tests, if it is installed:
+           no access beyond the end of an array
+racecheck  compute-sanitizer --tool racecheck with the same: no two threads of a block access one
+           place of shared memory, at least one of them writing, without a barrier between
 """
 import argparse
 import ast
@@ -34,7 +37,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 from common import out_folder
 
-PARTS = ("twins", "kernels", "gradient", "tests", "sanitizer")
+PARTS = ("twins", "kernels", "gradient", "tests", "memcheck", "racecheck")
 NEEDED = PARTS[:4]                           # compute-sanitizer comes with the CUDA toolkit only
 # The fingerprint is that of their code: all kernels, what launches them, and the tests
 DEVICE = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "nanoeuler_parts").rglob("*.py"))
@@ -105,7 +108,8 @@ def command(part, jobs):
     if part == "tests":
         parallel = ["-n", str(jobs)] if jobs > 1 else []
         return [sys.executable, "-m", "pytest", "-q", "tests/test_gpu.py", *parallel]
-    return ["compute-sanitizer", "--tool", "memcheck", *program, "test", "--quick", "--jobs", "1"]
+    return ["compute-sanitizer", "--tool", part, "--error-exitcode", "9", *program, "test", "--quick",
+            "--jobs", "1"]
 
 
 def parse(text):
@@ -171,7 +175,7 @@ def main():
     model = re.sub(r"[^a-z0-9]+", "_", device.lower().replace("nvidia", "")).strip("_")
     path = pathlib.Path(a.out or out_folder() / f"gpu_tests_{model}.txt")
     code, failed = fingerprint(), []
-    for part in a.only or [*NEEDED, *["sanitizer"] * bool(shutil.which("compute-sanitizer"))]:
+    for part in a.only or (PARTS if shutil.which("compute-sanitizer") else NEEDED):
         result, said = run(part, a.jobs)
         if result:
             failed.append(part)
