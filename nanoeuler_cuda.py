@@ -23,8 +23,8 @@ A residual block is an Euler step, x[i + 1] = x[i] + f(x[i]).  `residual_rmsnorm
 computes one.  In 5, `trunk` takes two Euler steps per layer, and `backward` walks back along them.
 
 This file is a complete engine in plain Numba.  It runs on any NVIDIA GPU, in any of three types.
-To read it, you need to know CUDA's threads and blocks; 4.2 and 4.3 also explain how the 32 threads
-of a warp exchange numbers.  Three folders of nanoeuler_parts make it fast.  Read them in this
+To read it, you need to know CUDA's threads and blocks; section 3 explains how the 32 threads of a
+warp exchange numbers.  Three folders of nanoeuler_parts make it fast.  Read them in this
 order:
 
     gpu/           launches, graphs and number types; this file uses them from section 1 on
@@ -114,7 +114,7 @@ try:
     from nanoeuler_parts.gpu.launches import (
         at_most, cuda_kernel, gpu, Graph, inlined, launch, made_once, PATHS,
     )
-    from nanoeuler_parts.gpu.processes import in_processes
+    from nanoeuler_parts.gpu.processes import processes
     from nanoeuler_parts.gpu.numbers import ctype, exp, stored, value, vector
 except (NameError, SyntaxError):             # a fault in these files, not in the installation
     raise
@@ -167,6 +167,11 @@ def cdiv(n, size):
     """n / size, rounded up: the number of blocks of this size that cover n"""
     return -(-n // size)
 
+@functools.cache
+def note_once(text):
+    """Prints a note to stderr, unless this process has printed it before."""
+    print(f"note: {text}", file=sys.stderr)
+
 TensorCores = namedtuple("TensorCores", "matmul attention steps selftests")
 
 @functools.cache
@@ -177,8 +182,7 @@ def tensor_cores():
     except ModuleNotFoundError as e:
         if not (e.name or "").startswith("nanoeuler_parts.tensor_cores"):
             raise
-        print("note: nanoeuler_parts/tensor_cores is missing, so products and attention are slower",
-              file=sys.stderr)
+        note_once("nanoeuler_parts/tensor_cores is missing, so products and attention are slower")
         return None
     return TensorCores(matmul, attention, steps, selftests)
 
@@ -210,9 +214,9 @@ def computing(dtype):
 def rows_a_chunk(cfg, BT, itemsize):
     """R: the number of rows whose logits are in memory at the same time.
 
-    The logits of all heads take at most 384 MB.  If R is large, it is a multiple that fills the
-    GPU: the product of their gradient with lm_head, (R, C), has tiles of 128 x 256, and the number
-    of tiles becomes a multiple of the number of multiprocessors."""
+    The logits of all heads take at most 384 MB.  A large R is rounded down, so that the product of
+    their gradient with lm_head, (R, C), has whole waves of tiles of 128 x 256: up to one tile per
+    multiprocessor in a wave."""
     rows = (384 << 20) // (cfg.n_mtp * cfg.vocab_size * itemsize)
     across = -(-cfg.n_embd // 256)           # tiles side by side
     rows_a_round = 128 * max(1, cuda.get_current_device().MULTIPROCESSOR_COUNT // across)
@@ -290,6 +294,12 @@ class Needs(NamedTuple):
     held: int                                # of the model, independent of the batch
     batch: int                               # of a micro-batch
     samples: int                             # while a sample text is generated
+
+def most_sequences(T):
+    """The largest number of sequences of T tokens in a micro-batch.  A grid has at most 65,535
+    blocks along y and along z.  Attention has one per sequence along z, and portable products have
+    one per TILE rows along y."""
+    return min(65535, 65535 * TILE // T)
 
 def needs_of(table):
     """Returns the Needs of a memory_table."""
@@ -402,12 +412,14 @@ def filled(n, v):
 def register_tile(ROWS, COLS):
     """Makes the device function acc += A B for the ROWS x COLS sums that a thread has in registers.
 
-    A and B are in shared memory: A[i, k] at a0 + i * a_row + k * a_k, and B[k, j] at
+    A and B are in shared memory.  a_place = (a0, a_row, a_k) means that A[i, k] is at
+    a0 + i * a_row + k * a_k, and b_place = (b0, b_k, b_col) that B[k, j] is at
     b0 + k * b_k + 16 * j * b_col.  Sixteen neighbouring threads read the same element of A, which
     is a broadcast, and neighbouring elements of B, so no two lanes read from the same bank.  All
     portable matrix products use this function, those of attention too."""
     @inlined
-    def tile(acc, A, a0, a_row, a_k, B, b0, b_k, b_col, K):
+    def tile(acc, A, a_place, B, b_place, K):
+        (a0, a_row, a_k), (b0, b_k, b_col) = a_place, b_place
         b = cuda.local.array(COLS, acc.dtype)
         for k in range(K):
             for j in range(COLS):
@@ -444,11 +456,9 @@ def matmul_kernel(out, a, b, add):
     m0, n0 = cuda.blockIdx.y * TILE, cuda.blockIdx.x * TILE
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     t = 16 * y + x
-    # Of each tile, 128 rows or columns (m or n) times 16 k, a thread fetches eight numbers: the
-    # first
-    # (m or n, k), and the distance to the next one in both.  Neighbouring threads read neighbours
-    # in
-    # memory, which are along k or along m or n, depending on the layout.
+    # A tile is 128 rows or columns (m or n) times 16 k, and a thread fetches eight numbers of it.
+    # The tuples have the (m or n, k) of the first one, and the steps of both to the next one.
+    # Neighbouring threads read neighbours in memory: along k, or along m or n.
     along_mn, along_k = (t % 128, t // 128, 0, 2), (t // 16, t % 16, 16, 0)
     am, ak, am_step, ak_step = along_k if A.strides[1] == A.itemsize else along_mn
     bn, bk, bn_step, bk_step = along_k if B.strides[0] == B.itemsize else along_mn
@@ -468,7 +478,7 @@ def matmul_kernel(out, a, b, add):
             v = value(B[min(k, K - 1), min(n0 + bn + i * bn_step, N - 1)])
             b_next[i] = v if k < K else zero
         if k0 >= 0:
-            tile8x8(acc, a_smem, 8 * y, 1, STRIDE, b_smem, x, STRIDE, 1, DEPTH)
+            tile8x8(acc, a_smem, (8 * y, 1, STRIDE), b_smem, (x, STRIDE, 1), DEPTH)
             cuda.syncthreads()               # all threads have read the tiles
     for i in range(8):
         for j in range(8):
@@ -509,20 +519,21 @@ def on_tensor_cores(*matrices):
 def matmul(out, x, w):
     """out = x w^T     out (M, N), x (M, K), w (N, K)"""
     if on_tensor_cores(out, x, w):
-        return tensor_cores().matmul.tensor_matmul(out, x, w, False, False)
+        return tensor_cores().matmul.tensor_matmul(out, x, w)
     batched_matmul(out, x, transposed(w))
 
 def matmul_dx(dx, dy, w, add=False):
     """dx = [dx +] dy w     dx (M, K), dy (M, N), w (N, K)"""
     if on_tensor_cores(dx, dy, w) and not add:     # those add to float32 only; dx is bfloat16
-        return tensor_cores().matmul.tensor_matmul(dx, dy, w, False, True)
+        return tensor_cores().matmul.tensor_matmul(dx, dy, w, b_mn=True)
     batched_matmul(dx, dy, w, add)
 
 def matmul_dw(dw, dy, x, semaphores):
     """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)
     semaphores: SEMAPHORES zeros, and zeros again afterwards"""
     if on_tensor_cores(dy, x) and int(dw.gpu_data.device_pointer) % 16 == 0:
-        return tensor_cores().matmul.tensor_matmul(dw, dy, x, True, True, semaphores)
+        return tensor_cores().matmul.tensor_matmul(dw, dy, x, a_mn=True, b_mn=True,
+                                                   semaphores=semaphores)
     batched_matmul(dw, transposed(dy), x, add=True)
 
 # ==== 4.2 Embedding ====
@@ -742,17 +753,16 @@ def rmsnorm_again(y, x, w, rstd):
     C = x.shape[1]
     launch(normalized_kernel(C, width(C)), y, x, rstd, w, grid=1024, block=256)
 
-def rmsnorm_backward(dx, dw, dy, partial, x, w, rstd):
+def rmsnorm_backward(dx, dw, dy_becomes_y, partial, x, w, rstd):
     """dx += rstd * (w*dy - u * mean_c(w*dy*u)),  dw += sum_bt dy * u,  u = x * rstd
-    Returns y = w * u, which has overwritten dy.     partial (GAIN_PARTS, C) is scratch"""
+    Overwrites dy with y = w * u, and returns it.     partial (GAIN_PARTS, C) is scratch"""
     C, size = x.shape[1], partial.dtype.itemsize
     warps = max(1, min(4, (48 << 10) // (C * size)))
     _, backward = rmsnorm_kernels(C, width(C))
-    launch(backward, dx, dy, partial, x, w, rstd, grid=GAIN_PARTS, block=(WARP, warps),
+    launch(backward, dx, dy_becomes_y, partial, x, w, rstd, grid=GAIN_PARTS, block=(WARP, warps),
            smem=warps * C * size)
     launch(sum_rows_kernel, dw, transposed(partial), grid=C, block=256)
-    y = dy
-    return y
+    return dy_becomes_y
 
 # ==== 4.4 RoPE ====
 @made_once
@@ -787,19 +797,18 @@ def rope(qkv, cos, sin, T, heads, sign):
 # ==== 4.5 Attention ====
 # FlashAttention (Dao et al. 2022), split over blocks by rows as in FlashAttention-2 (Dao 2023).  A
 # block has N query rows and walks over the keys, N at a time, with a running maximum m and a
-# running
-# sum l of each row.  The T x T matrix of scores is never in memory, and tiles beyond the diagonal
-# are skipped.  A block has 128 threads, (16, 8): thread (x, y) owns rows y * N/8 + i and columns
-# x + 16 j of each N x N or N x D tile.  In shared memory the rows of tiles are D + 1 or N + 1
-# apart,
-# so the elements of a column are in 32 different banks.
+# running sum l of each row.  The T x T matrix of scores is never in memory, and tiles beyond the
+# diagonal are skipped.  A block has 128 threads, (16, 8): thread (x, y) owns rows y * N/8 + i and
+# columns x + 16 j of each N x N or N x D tile.  In shared memory, the rows of tiles are N + 1 or
+# D + 1 apart, so the elements of a column are in 32 different banks.
 
 class Attention(NamedTuple):
     """The attention kernels of one head size, and how they are launched"""
     forward: object
     dq: object
     dkv: object
-    operand: object                          # of a matrix, what they read: it, or its tensor map
+    operand: object                          # function: a matrix -> the argument of the kernels,
+                                             # the matrix itself or its tensor map
     rotates: bool                            # do dq and dkv rotate their results back (RoPE)?
     block: object                            # threads per block, of all three kernels
     rows: int                                # query rows per block of forward
@@ -850,17 +859,18 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
     @inlined
     def add_abt(s, smem, a, b, x, y):
         """s += A B^T, N x N: A is Q or dO, B is K or V"""
-        score_tile(s, smem, a + y * ROWS * D_ROW, D_ROW, 1, smem, b + x * D_ROW, 1, D_ROW, D_PAD)
+        score_tile(s, smem, (a + y * ROWS * D_ROW, D_ROW, 1), smem, (b + x * D_ROW, 1, D_ROW),
+                   D_PAD)
 
     @inlined
     def add_ab(acc, smem, a, b, x, y):
         """acc += A B, N x D: A is P or dS, B is V or K"""
-        out_tile(acc, smem, a + y * ROWS * P_ROW, P_ROW, 1, smem, b + x, D_ROW, 1, N)
+        out_tile(acc, smem, (a + y * ROWS * P_ROW, P_ROW, 1), smem, (b + x, D_ROW, 1), N)
 
     @inlined
     def add_atb(acc, smem, a, b, x, y):
         """acc += A^T B, N x D: A is P or dS, B is dO or Q"""
-        out_tile(acc, smem, a + y * ROWS, 1, P_ROW, smem, b + x, D_ROW, 1, N)
+        out_tile(acc, smem, (a + y * ROWS, 1, P_ROW), smem, (b + x, D_ROW, 1), N)
 
     @cuda_kernel
     def forward(o, lse, qkv, T, G, scale):
@@ -1012,10 +1022,10 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
                      back_smem=(4 * N * D_ROW + 2 * N * P_ROW) * itemsize)
 
 def attention_kernels(D, dtype, window):
-    """The Attention for head size D.  It is that of tensor cores for bfloat16 without a window, and
-    for some head sizes."""
+    """The Attention for head size D.  Tensor cores compute it if the type is bfloat16, there is no
+    window, and D is 32, 64 or 128."""
     if dtype == np.uint16 and not window and kernel_path() != "portable":
-        if found := tensor_cores().attention.attention_kernels(D):
+        if found := tensor_cores().attention.fast_attention(D):
             return found
     smem_bytes = min(99 << 10, cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
     return portable_attention(D, computing(dtype).itemsize, smem_bytes, window)
@@ -1260,32 +1270,39 @@ HeadPart = namedtuple("HeadPart", "columns w dw")
 # One RMSNorm of the model: gain (C,), the gain's gradient, rstd (BT,)
 Norm = namedtuple("Norm", "gain dgain rstd")
 
-def trunk(n_layer, advance, attention, swiglu):
+def trunk(n_layer, step_and_norm, attention_block, swiglu_block):
     """The layers of a forward pass, two Euler steps per layer.  The trajectory is x[0], .., x[2 L]:
 
         x[i + 1] = x[i] + f(y),  y = rmsnorm(x[i])     f is attention if i is even, else SwiGLU
 
     One buffer holds y, and then f in its place:
-    advance(i)                  if i > 0, computes x[i] = x[i - 1] + f; then y = rmsnorm(x[i])
-    attention(l), swiglu(l)     replace y by f of layer l
+    step_and_norm(i)                        if i > 0, x[i] = x[i - 1] + f; then y = rmsnorm(x[i])
+    attention_block(l), swiglu_block(l)     replace y by f of layer l
 
     Training, row-by-row decoding, and the reading of prompts in tensor_cores all use this loop."""
-    advance(0)
+    step_and_norm(0)
     for l in range(n_layer):
-        attention(l)
-        advance(2 * l + 1)
-        swiglu(l)
-        advance(2 * l + 2)
+        attention_block(l)
+        step_and_norm(2 * l + 1)
+        swiglu_block(l)
+        step_and_norm(2 * l + 2)
+
+def gain_of(p, i):
+    """The gain of the RMSNorm that reads x[i].  In layer i / 2, it is before attention (i even) or
+    before SwiGLU (i odd).  The last one, i = 2 L, is before the output heads."""
+    l = i // 2
+    if l == len(p.attn_norm):
+        return p.final_norm
+    return p.mlp_norm[l] if i % 2 else p.attn_norm[l]
 
 class Model:
     """Parameters, gradients and moments on the device, and buffers for micro-batches (B, T).
 
-    The interface is nanoeuler.Engine.  Methods queue their work on the device and return; only
-    `update` and `losses` wait for results, and `gradient` for the copies of the micro-batch
-    before."""
+    The interface is nanoeuler.Engine.  `update` and `losses` return results, and wait for the
+    device.  `gradient` waits for earlier work, queues its own, and returns."""
 
     program, talk, buffer_table = "nanoeuler_cuda.py", "c", staticmethod(buffer_table)
-    attention = attention_forward, attention_backward    # tests/oracles/ has another pair
+    attention_ops = attention_forward, attention_backward            # tests/oracles/ has others
 
     @staticmethod
     def ready(options=None):
@@ -1386,14 +1403,14 @@ class Model:
 
     def memory(self, B, T):
         """The memory_table of this model"""
-        return memory_table(self.cfg, B, T, self.dtype, self.buffer_table, self.kept)
+        with at_most(self.top):
+            return memory_table(self.cfg, B, T, self.dtype, self.buffer_table, self.kept)
 
     def fitting(self, T):
         """Returns how many sequences of T tokens fit into 90 % of the memory that is free or held
         by the current buffers, with room for generating a sample; 0 if none fits.
 
-        The size of a grid is another limit, 65,535 blocks along y and along z: attention has one
-        block per sequence along z, and portable products one per TILE rows along y."""
+        See also most_sequences."""
         release_garbage()
         free = free_bytes()
         if self.shape:
@@ -1402,8 +1419,8 @@ class Model:
         def bytes_needed(B):
             needs = needs_of(self.memory(B, T))
             return needs.batch + needs.samples
-        most = min(65535, 65535 * TILE // T)
-        return bisect.bisect_right(range(1, most + 1), 0.9 * free, key=bytes_needed)
+        sizes = range(1, most_sequences(T) + 1)
+        return bisect.bisect_right(sizes, 0.9 * free, key=bytes_needed)
 
     def micro_batch(self, B, asked=None, T=None):
         """Returns the number of sequences per micro-batch, when a step has B: as many as asked for
@@ -1414,7 +1431,7 @@ class Model:
         if (B, asked, T) not in self.micro:
             fits = self.fitting(T)
             if asked:
-                size = min(asked, B)
+                size = min(asked, B, most_sequences(T))
             else:
                 parts = math.ceil(B / max(1, min(fits, B)))
                 size = math.ceil(B / parts)
@@ -1458,19 +1475,18 @@ class Model:
         return f"{name}, {NAMES[self.dtype]}" + (f", {note}" if note else "")
 
     def norm_of(self, i):
-        """The RMSNorm that reads x[i]: in layer i / 2, the one before attention (i even) or before
-        SwiGLU (i odd); for i = 2 L, the final one, before the output heads"""
-        p, g, a, l = self.p, self.g, self.a, i // 2
+        """The RMSNorm that reads x[i]: see gain_of"""
+        a, l = self.a, i // 2
         if l == self.cfg.n_layer:
-            return Norm(p.final_norm, g.final_norm, a.final_rstd)
-        if i % 2 == 0:
-            return Norm(p.attn_norm[l], g.attn_norm[l], a.attn_rstd[l])
-        return Norm(p.mlp_norm[l], g.mlp_norm[l], a.mlp_rstd[l])
+            rstd = a.final_rstd
+        else:
+            rstd = a.mlp_rstd[l] if i % 2 else a.attn_rstd[l]
+        return Norm(gain_of(self.p, i), gain_of(self.g, i), rstd)
 
     def attend(self, l):
         """Computes a.att, the outputs of layer l's attention heads, from y = rmsnorm(x) in a.y."""
         cfg, a, p, T, k = self.cfg, self.a, self.p, self.shape[1], l % self.kept
-        attention, _ = self.attention
+        attention, _ = self.attention_ops
         matmul(a.qkv[k], a.y, self.w.qkv[l])
         if cfg.qkv_bias:
             add_bias(a.qkv[k], p.qkv_bias[l])
@@ -1491,21 +1507,20 @@ class Model:
         heads, rmsnorm(x[2L]), in a.y."""
         cfg, w, a = self.cfg, self.w, self.a
 
-        def advance(i):
-            norm = self.norm_of(i)
-            step = residual_rmsnorm_forward if i else rmsnorm_forward
-            step(a.y, a.x[i], norm.rstd, a.state, norm.gain, cfg.norm_eps)
+        def step_and_norm(i):
+            norm, op = self.norm_of(i), residual_rmsnorm_forward if i else rmsnorm_forward
+            op(a.y, a.x[i], norm.rstd, a.state, norm.gain, cfg.norm_eps)
 
-        def attention(l):
+        def attention_block(l):
             self.attend(l)
             matmul(a.y, a.att[l % self.kept], w.attn_proj[l])
 
-        def swiglu(l):
+        def swiglu_block(l):
             self.gate(l)
             matmul(a.y, a.swiglu[l % self.kept], w.down[l])
 
         embedding_forward(a.state, self.tokens, self.p.wte)          # x[0]
-        trunk(cfg.n_layer, advance, attention, swiglu)
+        trunk(cfg.n_layer, step_and_norm, attention_block, swiglu_block)
 
     def head_parts(self, P):
         """The matrices that compute the logits of heads 0 to P - 1: lm_head, and before it wte, if
@@ -1548,7 +1563,7 @@ class Model:
         Adding to it what comes back through f gives the gradient of x[i]."""
         cfg, p, w, g, a, d = self.cfg, self.p, self.w, self.g, self.a, self.d
         L, T, D = cfg.n_layer, self.shape[1], cfg.head_dim
-        _, attend_back = self.attention
+        _, attend_back = self.attention_ops
         df = d.x
 
         def step_backward(i):
@@ -1716,6 +1731,19 @@ def square_sums_kernel(partial, g):
     if cuda.threadIdx.x == 0:
         partial[cuda.blockIdx.x] = s
 
+@inlined
+def gradient_norm(partial):
+    """|g|, from the sums of squares of square_sums_kernel, for a block of 256 threads"""
+    total = 0.0
+    for i in range(cuda.threadIdx.x, partial.size, 256):
+        total += partial[i]
+    return math.sqrt(block_sum(total))
+
+# Kernels read hyperparameters from device memory, since a graph cannot change arguments: hyper[LR]
+# is the field `lr` of nanoeuler.Hyper, in float64
+LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP, CORRECT1, CORRECT2 = map(ne.Hyper._fields.index, (
+    "lr", "beta1", "beta2", "eps", "weight_decay", "clip", "correct1", "correct2"))
+
 @made_once
 def adamw_kernel(W):
     load, store = vector(W)
@@ -1723,34 +1751,26 @@ def adamw_kernel(W):
     @cuda_kernel
     def update(p, w, g, m, v, n_decay, hyper, partial, results):
         """nanoeuler.adamw, W entries per thread, striding.  Also w = p, rounded to the type of w,
-        and results[-1] = |g|, from its partial sums of squares.
-
-        hyper: float64 in device memory, since a graph cannot change arguments: the fields of
-        nanoeuler.Hyper in their order.  AdamW uses the first eight."""
-        total, dtype = 0.0, p.dtype.type
-        for i in range(cuda.threadIdx.x, partial.size, 256):
-            total += partial[i]
-        norm = math.sqrt(block_sum(total))   # every block computes it for itself
+        and results[-1] = |g|, from its partial sums of squares."""
+        dtype, norm = p.dtype.type, gradient_norm(partial)
         if cuda.grid(1) == 0:
             results[results.size - 1] = norm
         if not math.isfinite(norm):
             return
-        lr, beta1, beta2, eps = hyper[0], hyper[1], hyper[2], dtype(hyper[3])
-        weight_decay, clip, correct1, correct2 = hyper[4], hyper[5], hyper[6], hyper[7]
-        scale = dtype(min(1.0, clip / (norm + 1e-30)))
-        rate = dtype(lr / correct1)
-        old1, old2 = dtype(beta1), dtype(beta2)
-        new1, new2 = dtype(1 - beta1), dtype(1 - beta2)
-        unbias = dtype(1 / math.sqrt(correct2))
+        scale = dtype(min(1.0, hyper[CLIP] / (norm + 1e-30)))
+        rate, eps = dtype(hyper[LR] / hyper[CORRECT1]), dtype(hyper[EPS])
+        old1, old2 = dtype(hyper[BETA1]), dtype(hyper[BETA2])
+        new1, new2 = dtype(1 - hyper[BETA1]), dtype(1 - hyper[BETA2])
+        unbias = dtype(1 / math.sqrt(hyper[CORRECT2]))
         one = dtype(1)
-        keep_of_matrices = dtype(1 - lr * weight_decay)
+        keep_of_matrices = dtype(1 - hyper[LR] * hyper[WEIGHT_DECAY])
         for i in range(cuda.grid(1) * W, p.size, cuda.gridsize(1) * W):
             pi, gi, mi, vi = load(p, i), load(g, i), load(m, i), load(v, i)
             for j in range(W):
                 x = gi[j] * scale
                 keep = keep_of_matrices if i + j < n_decay else one
-                # In one statement: in two, the compiler would round at other places, since it
-                # would fuse other products and sums
+                # Keep this one statement: two would change which operations become fused
+                # multiply-adds, and so the bits
                 mi[j], vi[j] = old1 * mi[j] + new1 * x, old2 * vi[j] + new2 * x * x
                 gi[j] = dtype(0)
                 pi[j] = keep * pi[j] - rate * mi[j] / (math.sqrt(vi[j]) * unbias + eps)
@@ -1775,8 +1795,9 @@ def adamw(entries, n_decay, hyper, partial, results):
     entries: Entries, flat     n_decay: the first n_decay of them decay; none if it is negative
     partial: square_sums of all gradients, also of those that are not in entries"""
     p = entries.p
-    address, n_decay = int(p.gpu_data.device_pointer), min(max(0, n_decay), p.size)
-    update = adamw_kernel(4 if p.size % 4 == address % 16 == 0 else 1)
+    # All buffers of Entries are cut at the same places, so they are aligned alike
+    is_aligned = p.size % 4 == 0 and int(p.gpu_data.device_pointer) % 16 == 0
+    update, n_decay = adamw_kernel(4 if is_aligned else 1), min(max(0, n_decay), p.size)
     launch(update, *entries, n_decay, hyper, partial, results, grid=1024, block=256)
 
 # ==== 9 Inference ====
@@ -1860,8 +1881,8 @@ class Decoder(ne.Decoder):
 
     def __new__(cls, cfg, flat=None, weights="f32", slots=1, length=0):
         open_device()
-        if weights in ("", "bf16") and not rows_refused(cfg):
-            cls = tensor_cores().steps.RowsDecoder
+        if cls is Decoder and weights in ("", "bf16") and not rows_refused(cfg):
+            cls = tensor_cores().steps.RowsDecoder       # a subclass, so Python calls its __init__
         return object.__new__(cls)
 
     def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
@@ -1905,8 +1926,7 @@ class Decoder(ne.Decoder):
     def allocate(self):
         """Allocates the KV caches, and the activations of one token."""
         if self.weights.wte.dtype == np.uint16:
-            print(f"note: without tensor cores, generation is slower: {rows_refused(self.cfg)}",
-                  file=sys.stderr)
+            note_once(f"without tensor cores, generation is slower: {rows_refused(self.cfg)}")
         cfg, self.p, dtype = self.cfg, self.weights, self.weights.final_norm.dtype
         T, C, H, D, F = self.length, cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.n_hidden
         cache = cfg.n_layer, cfg.n_kv_head, T, D
@@ -1956,11 +1976,11 @@ class Decoder(ne.Decoder):
         def flat(t):
             return view(t, 0, (t.size,))
 
-        def advance(i):
-            step = residual_rmsnorm_forward if i else rmsnorm_forward
-            step(y, self.saved, self.rstd, x, gain_of(p, i), cfg.norm_eps)
+        def step_and_norm(i):
+            op = residual_rmsnorm_forward if i else rmsnorm_forward
+            op(y, self.saved, self.rstd, x, gain_of(p, i), cfg.norm_eps)
 
-        def attention(l):
+        def attention_block(l):
             matvec(self.qkv, p.qkv[l], flat(y))
             row = view(self.qkv, 0, (1, self.qkv.size))
             if cfg.qkv_bias:
@@ -1975,13 +1995,13 @@ class Decoder(ne.Decoder):
                    grid=cfg.n_head, block=256)
             matvec(flat(y), p.attn_proj[l], self.att)
 
-        def swiglu(l):
+        def swiglu_block(l):
             matvec(flat(self.gate_up), p.gate_up[l], flat(y))
             swiglu_forward(self.swiglu, self.gate_up)
             matvec(flat(y), p.down[l], flat(self.swiglu))
 
         embedding_forward(x, at, p.wte)      # x (1, C) has one row: it reads only the token of `at`
-        trunk(cfg.n_layer, advance, attention, swiglu)
+        trunk(cfg.n_layer, step_and_norm, attention_block, swiglu_block)
         head = p.wte if cfg.tie_embeddings else p.lm_head[0]
         matvec(self.device_logits, head, flat(y))
 
@@ -1992,15 +2012,10 @@ class Decoder(ne.Decoder):
         self.graph(self.queue)
         return to_host(self.device_logits)
 
-def gain_of(p, i):
-    """The gain of the RMSNorm that reads x[i]: see Model.norm_of"""
-    l = i // 2
-    if l == len(p.attn_norm):
-        return p.final_norm
-    return p.mlp_norm[l] if i % 2 else p.attn_norm[l]
-
 def rows_refused(cfg):
     """Returns why tensor cores cannot decode a model of this shape in bfloat16, or "" """
+    if not tensor_cores():
+        return "nanoeuler_parts/tensor_cores is missing"
     if kernel_path() == "portable":
         return "--matmul is portable, or the GPU is older than capability 8.0"
     return tensor_cores().steps.refused(cfg)
@@ -2026,10 +2041,8 @@ ROUNDOFF = {"bf16": 2.0 ** -8, "f32": 2.0 ** -24, "f64": 2.0 ** -53}
 #       tensor cores truncate where other units round.
 #
 # The largest errors of all kernels, measured on an H100 and an H200: bf16 0.7 and 0.8, f32 8 and
-# 49,
-# f64 11 and 19, dW 50 and 57.  For comparison: a zeroed row of the product with 17,100 rows gives
-# 1.9
-# and over 10 in bf16; an 8 x 8 hole in the largest dW gives a norm of 80,000 in f32.
+# 49, f64 11 and 19, dW 50 and 57.  For comparison: a zeroed row of the product with 17,100 rows
+# gives 1.9 and over 10 in bf16; an 8 x 8 hole in the largest dW gives a norm of 80,000 in f32.
 BOUNDS = {"bf16": (1.25, 1.5), "f32": (24, 96), "f64": (32, 64)}
 BOUNDS_DW = (128, 192)
 BOUNDS_ROWS = (320, 480)                     # x has 17 bits: NumPy with these roundings: 160, 170
@@ -2074,57 +2087,63 @@ def self_tests(quick=False, jobs=1):
     of tiles.  Each case runs twice and must give the same bits.  Prints one line per kernel, with
     the largest errors of all its shapes.  Returns the exit code.
 
-    jobs: number of processes; 0: one per CPU core, at most 8, as far as the GPU's memory allows.
-    Most of the time is spent compiling kernels, and every process compiles those of its cases."""
-    tests = op_tests(quick)
-    names = [(name, i) for name, cases in tests.items() for i in range(len(cases))]
-    jobs = jobs or min(8, os.cpu_count() or 1, 1 + free_bytes() // (2 << 30))
-    if jobs == 1:
-        results = (run_case(name, *tests[name][i]) for name, i in names)
-    else:
-        # The last ones first, since those of tensor_cores take longest
-        results = in_processes(run_case_of, [(quick, *x) for x in names], jobs, open_device)
+    jobs: number of processes that run cases; 0: one per CPU core, at most 16, as far as the GPU's
+    memory allows.  Most of the time is spent compiling kernels, and every process compiles those of
+    its cases."""
+    jobs = jobs or min(16, os.cpu_count() or 1, 1 + free_bytes() // (2 << 30))
     print("|gpu - cpu| / |cpu| of an output, and of its largest entries\n\n"
           f"{'kernel':<24}shapes" + "".join(f"{NAMES[d]:>19}" for d in DTYPES.values()))
-    failed = []
-    for name, cases in tests.items():
-        worst, faults = {}, []
-        for largest, lines in itertools.islice(results, len(cases)):
-            faults += lines
-            for dtype, pair in largest.items():
-                worst[dtype] = np.maximum(worst.get(dtype, 0), pair)         # a NaN stays a NaN
-        columns = ["{:11.1e}{:8.1e}".format(*worst[d]) if d in worst else " " * 19 for d in DTYPES]
-        print(f"{name:<24}{len(cases):>6}{''.join(columns)}   {'FAILED' if faults else 'ok'}",
-              flush=True)
-        for line in dict.fromkeys(faults):   # each once
-            print(f"    {line}", flush=True)
-        if faults:
-            failed.append(name)
+    failed, names, path = [], test_groups(quick), kernel_path()
+    with processes(jobs, open_device) as submit:
+        # The last groups are those of tensor_cores, which take longest: they start first
+        runs = {(group, name, i): submit(run_case, quick, group, name, i)
+                for group in reversed(names)
+                for name, cases in group_tests(quick, group, path).items()
+                for i in range(len(cases))}
+        for group in names:
+            for name, cases in group_tests(quick, group, path).items():
+                worst, faults = {}, []
+                for i, case in enumerate(cases):
+                    for dtype, outputs in runs[group, name, i].result().items():
+                        compare(name, dtype, outputs, case.expected(), worst, faults)
+                columns = ["{:11.1e}{:8.1e}".format(*worst[d]) if d in worst else " " * 19
+                           for d in DTYPES]
+                print(f"{name:<24}{len(cases):>6}{''.join(columns)}   "
+                      f"{'FAILED' if faults else 'ok'}", flush=True)
+                for line in dict.fromkeys(faults):       # each once
+                    print(f"    {line}", flush=True)
+                if faults:
+                    failed.append(name)
     print(f">>> {len(failed)} kernels FAILED: {', '.join(failed)}" if failed else
           ">>> kernels OK (every case twice, bit-identical)")
     return 1 if failed else 0
 
-def run_case(name, expected, run, dtypes):
-    """Runs a case of kernel `name` twice in each type.  Returns ({dtype: largest errors()}, lines
-    that say what is wrong)."""
-    worst, faults = {}, []
-    for dtype in filter(has, dtypes):
-        first, second = run(dtype), run(dtype)
-        for x, again, y in zip(first, second, expected, strict=True):
-            worst[dtype] = np.maximum(worst.get(dtype, 0), errors(x, y))
-            if not np.array_equal(x, again, equal_nan=True):
-                faults.append("two runs differ")
-            if line := fault(name, dtype, x, y):
-                faults.append(line)
-    return worst, faults
+def run_case(quick, group, name, i):
+    """Runs case i of kernel `name` twice in each of its types.
+    Returns {dtype: [(output, whether both runs agree to the bit)]}."""
+    case = group_tests(quick, group, kernel_path())[name][i]
+    found = {}
+    for dtype in filter(has, case.dtypes):
+        first, second = case.run(dtype), case.run(dtype)
+        found[dtype] = [(x, np.array_equal(x, again, equal_nan=True))
+                        for x, again in zip(first, second, strict=True)]
+    return found
 
-@functools.cache
-def tests_of_process(quick):
-    return op_tests(quick)
+def compare(name, dtype, outputs, expected, worst, faults):
+    """Compares the outputs of a run_case with the expected ones: updates worst, {dtype: the largest
+    errors()}, and appends to faults what is wrong."""
+    for (x, is_same), y in zip(outputs, expected, strict=True):
+        worst[dtype] = np.maximum(worst.get(dtype, 0), errors(x, y))         # a NaN stays a NaN
+        if not is_same:
+            faults.append("two runs differ")
+        if line := fault(name, dtype, x, y):
+            faults.append(line)
 
-def run_case_of(quick, name, i):
-    """run_case of case i of kernel `name`, for a process that is started to run cases"""
-    return run_case(name, *tests_of_process(quick)[name][i])
+class Case(NamedTuple):
+    """One test of a kernel"""
+    expected: object                         # function: returns the expected outputs, in float64
+    run: object                              # function of a dtype: returns the device's outputs
+    dtypes: tuple
 
 class Sum(np.ndarray):
     """A test's array that is never stored in bfloat16: sums, gains, gradients of weights"""
@@ -2151,62 +2170,74 @@ def on_device(function, outputs, inputs, top, dtype):
         return [from_bf16(to_host(x)) for x in arrays[:len(outputs)]]
 
 class OpTests:
-    """The cases of each kernel, by name: [(expected outputs in float64, function of a dtype that
-    returns the device's outputs, dtypes)].  Inputs are exact in bfloat16, so that all errors come
-    from the kernels."""
+    """The cases of some kernels: `tests` has a list of Case for each name.  Inputs are exact in
+    bfloat16, so that all errors come from the kernels."""
 
-    def __init__(self):
-        self.rng, self.tests = np.random.default_rng(1), {}
+    def __init__(self, quick=False):
+        """quick: without the largest shapes"""
+        self.rng, self.tests, self.quick = np.random.default_rng(1), {}, quick
 
     def normal(self, *shape):
         return nearest_bf16(self.rng.standard_normal(shape))
 
-    def add(self, function, outputs, inputs, twin=None, name=None, dtypes=tuple(DTYPES)):
-        """Adds a case: function(*outputs, *inputs) must change its outputs as `twin` does.
+    def add(self, function, outputs, inputs, expected=None, name=None, dtypes=tuple(DTYPES)):
+        """Adds a case: function(*outputs, *inputs) must change its outputs as expected.
 
-        twin: a function, by default the one of the same name in nanoeuler.py, or the expected
-        arrays
+        expected: the arrays, or a function that changes outputs in the same way, by default the one
+        of nanoeuler.py with the same name.  It is called when the outputs are compared.
         On Hopper, matmul and attention are also tested on the path `mma`."""
-        name, expected = name or function.__name__, twin
-        if not isinstance(twin, list):
-            expected = [np.array(x) for x in outputs]
-            plain = [np.asarray(x) if isinstance(x, Sum) else x for x in inputs]
-            on_cpu = twin or getattr(ne, name)
-            on_cpu(*expected, *plain)
-        expected = [as_sum(y) if isinstance(x, Sum) else y
-                    for x, y in zip(outputs, expected, strict=True)]
+        name = name or function.__name__
+
+        @functools.cache
+        def expected_outputs():
+            found = expected
+            if not isinstance(found, list):
+                found = [np.array(x) for x in outputs]
+                plain = [np.asarray(x) if isinstance(x, Sum) else x for x in inputs]
+                on_cpu = expected or getattr(ne, name)
+                on_cpu(*found, *plain)
+            return [as_sum(y) if isinstance(x, Sum) else y
+                    for x, y in zip(outputs, found, strict=True)]
         runs = [(name, gpu.highest, dtypes)]
         if kernel_path() == "wgmma" and name.startswith(("matmul", "attention")):
             runs.append((name + ", mma", "mma", ("bf16",)))
         for run_name, top, run_dtypes in runs:
             run = functools.partial(on_device, function, outputs, inputs, top)
-            self.tests.setdefault(run_name, []).append((expected, run, run_dtypes))
+            self.add_case(run_name, expected_outputs, run, run_dtypes)
 
-def op_tests(quick):
-    """The cases of all ops, in the order of their sections: see OpTests.
-    quick: without the largest shapes"""
-    ops = OpTests()
-    add_matmul_tests(ops, quick)
-    add_embedding_tests(ops)
-    add_rmsnorm_tests(ops)
-    add_rope_and_attention_tests(ops)
-    add_swiglu_tests(ops)
-    add_cross_entropy_tests(ops)
-    add_bias_and_head_norm_tests(ops)
-    add_adamw_tests(ops)
-    add_decode_tests(ops)
-    add_rank_tests(ops)
+    def add_case(self, name, expected, run, dtypes):
+        self.tests.setdefault(name, []).append(Case(expected, run, dtypes))
+
+def test_groups(quick):
+    """{name: function that adds cases to an OpTests}, in the order of the sections"""
+    groups = {"matmul": add_matmul_tests, "embedding": add_embedding_tests,
+              "rmsnorm": add_rmsnorm_tests, "attention": add_rope_and_attention_tests,
+              "swiglu": add_swiglu_tests, "cross_entropy": add_cross_entropy_tests,
+              "bias, head_norm": add_bias_and_head_norm_tests, "adamw": add_adamw_tests,
+              "decode": add_decode_tests, "ranks": add_rank_tests}
     if kernel_path() != "portable":
-        tensor_cores().selftests.add_tests(ops)
+        groups |= tensor_cores().selftests.GROUPS
+    return groups
+
+@functools.cache
+def group_tests(quick, group, path):
+    """{kernel: cases} of a group, when kernel_path() is `path`.  Each group has its own random
+    numbers, so a process can run some groups without the others."""
+    ops = OpTests(quick)
+    test_groups(quick)[group](ops)
     return ops.tests
 
-def add_matmul_tests(ops, quick):
-    # The last three are for tensor cores: edges of tiles; more tiles than blocks, and dW in parts;
-    # a
-    # long sum
+def op_tests(quick):
+    """{kernel: cases} of all groups"""
+    return {name: cases for group in test_groups(quick)
+            for name, cases in group_tests(quick, group, kernel_path()).items()}
+
+def add_matmul_tests(ops):
+    # The last three are for tensor cores: edges of tiles; more tiles than blocks, with dW in
+    # splits; a long sum
     for M, N, K in ((1, 1, 1), (5, 7, 3), (128, 128, 16), (129, 130, 17), (300, 257, 100),
                     (304, 264, 104), (17100, 8, 8), (1000, 1288, 2056)):
-        if quick and M * N * K > 1 << 24:
+        if ops.quick and M * N * K > 1 << 24:
             continue
         x, w, dy, dw = ops.normal(M, K), ops.normal(N, K), ops.normal(M, N), ops.normal(N, K)
         ops.add(matmul, [0 * dy], [x, w], [x @ w.T])
@@ -2243,11 +2274,13 @@ def add_rmsnorm_tests(ops):
                 [as_sum(np.zeros((GAIN_PARTS, C))), x, as_sum(w), as_sum(rstd)], [dx, dgain, y])
 
 def add_rope_and_attention_tests(ops):
-    windows = itertools.cycle([1, 9, 64, 150])           # one per shape, since each is compiled
-    for B, T, H, G, D in ((1, 1, 1, 1, 2), (2, 65, 4, 2, 10), (1, 64, 4, 4, 64), (2, 130, 6, 1, 32),
-                          (1, 200, 12, 4, 64), (2, 33, 2, 1, 128), (1, 63, 3, 3, 34),
-                          (2, 321, 2, 1, 64), (1, 330, 2, 2, 128), (1, 385, 2, 1, 32),
-                          (1, 321, 1, 1, 10)):   # the last four have several tiles on every path
+    # One window per shape, since kernels are compiled for each.  The last four shapes have several
+    # tiles on every path
+    for B, T, H, G, D, window in (
+            (1, 1, 1, 1, 2, 0), (2, 65, 4, 2, 10, 9), (1, 64, 4, 4, 64, 1), (2, 130, 6, 1, 32, 64),
+            (1, 200, 12, 4, 64, 150), (2, 33, 2, 1, 128, 9), (1, 63, 3, 3, 34, 0),
+            (2, 321, 2, 1, 64, 64), (1, 330, 2, 2, 128, 150), (1, 385, 2, 1, 32, 0),
+            (1, 321, 1, 1, 10, 64)):
         qkv, do = ops.normal(B * T, (H + 2 * G) * D), ops.normal(B * T, H * D)
         o, lse, dqkv, scratch = 0 * do, np.zeros((H, B * T)), 0 * qkv, np.zeros((H, B * T))
         cos, sin = ne.rope_table(replace(ne.PRESETS["small"], head_dim=D, seq_len=T), np.float64)
@@ -2264,7 +2297,7 @@ def add_rope_and_attention_tests(ops):
         ne.rope(dqkv, *every, H + G, -1.0)
         ops.add(attention_backward, [0 * dqkv],
                 [as_sum(scratch), do, o, as_sum(lse), qkv, *angles, T, D], [dqkv])
-        if (window := next(windows)) < T:
+        if window:
             o, lse, dqkv = 0 * do, 0 * scratch, 0 * qkv
             attention_twin(o, lse, dqkv, do, qkv, T, D, window)
             ne.rope(dqkv, *every, H + G, -1.0)
@@ -2337,9 +2370,9 @@ def add_decode_tests(ops):
             vectors = ne.entries_where(cfg, lambda x: not x.decays)
             flat[vectors] += 0.5 * ops.normal(vectors.stop - vectors.start)
         tokens = ops.rng.integers(0, cfg.vocab_size, cfg.seq_len)
-        expected = ne.Model(cfg, flat).logits(tokens[None].astype(np.int32))[0, 0]
+        expected = functools.partial(expected_logits, cfg, flat, tokens)
         decode = functools.partial(decode_test, cfg, flat, tokens)
-        ops.tests.setdefault("decode", []).append(([expected.copy()], decode, ("f32", "f64")))
+        ops.add_case("decode", expected, decode, ("f32", "f64"))
 
 def add_rank_tests(ops):
     """The kernel that adds the gradients of several GPUs"""
@@ -2355,6 +2388,11 @@ def add_rank_tests(ops):
             others[rank] = np.nan            # a rank receives nothing from itself
             ops.add(add_in_order_test, [all_g[rank]], [others, rank], [all_g.sum(0)],
                     "add_in_order", ("f32", "f64"))
+
+def expected_logits(cfg, flat, *texts):
+    """[(T, V)] of each text: the logits after each token, from nanoeuler.py"""
+    model = ne.Model(cfg, flat)
+    return [model.logits(np.array([text], np.int32))[0, 0].copy() for text in texts]
 
 def decode_test(cfg, flat, tokens, dtype):
     """[(T, V)]: the logits after each token"""

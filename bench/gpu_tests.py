@@ -2,13 +2,14 @@
 
     python bench/gpu_tests.py [--only twins kernels gradient tests memcheck racecheck] [--jobs 1]
 
-Writes bench/out/gpu_tests_<device>.txt: the output of each part, and a fingerprint of the code that
-it ran.  `make release-check` fails unless a file in bench/results/ has the fingerprint of the current
-code.  A part that was run before on the same machine stays in the file.  A part that fails is not
-written, and the exit code is 1.
+Writes bench/out/gpu_tests_<device>.txt: the output of each part, and a fingerprint of the code
+that it ran.  `make release-check` fails unless a file in bench/results/ has the fingerprint of the
+current code.  A part that was run before on the same machine stays in the file.  A part that fails
+is not written, and the exit code is 1.
 
-The kernels are compared with functions of nanoeuler.py.  These functions may change, as long as they
-compute the same.  So the file has two numbers for each of their outputs in float64, under `twins`.
+The kernels are compared with functions of nanoeuler.py.  These functions may change, as long as
+they compute the same.  So the file has two numbers for each of their outputs in float64, under
+`twins`.
 
 twins      the norm of each output of the CPU, and its product with a vector of random numbers
 kernels    python nanoeuler_cuda.py: every kernel against the CPU, twice, bit-identical
@@ -77,7 +78,7 @@ def twins():
         if name.endswith(", mma") or name == "one_tile_matmul":      # the same outputs again
             continue
         rng = np.random.default_rng(1)
-        for i, y in enumerate(y for expected, *_ in cases for y in expected):
+        for i, y in enumerate(y for case in cases for y in case.expected()):
             y = np.asarray(y, np.float64).ravel()
             found[f"{name} {i}"] = float(np.linalg.norm(y)), float(rng.standard_normal(y.size) @ y)
     return found
@@ -108,8 +109,8 @@ def command(part, jobs):
     if part == "tests":
         parallel = ["-n", str(jobs)] if jobs > 1 else []
         return [sys.executable, "-m", "pytest", "-q", "tests/test_gpu.py", *parallel]
-    return ["compute-sanitizer", "--tool", part, "--error-exitcode", "9", *program, "test", "--quick",
-            "--jobs", "1"]
+    return ["compute-sanitizer", "--tool", part, "--error-exitcode", "9",
+            *program, "test", "--quick", "--jobs", "1"]
 
 
 def parse(text):

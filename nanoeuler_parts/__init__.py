@@ -11,7 +11,7 @@
     tensor_cores/  GPU: products, attention and decoding on tensor cores
     ranks/         several GPUs that train one model
 
-nanoeuler.py and nanoeuler_cuda.py are the programs.  They import these modules; a reader who wants
-to understand the model needs none of them.
+nanoeuler.py and nanoeuler_cuda.py are the programs.  They import these modules.  To understand the
+model, read the programs; section 3 of nanoeuler_cuda.py lists the functions of gpu/numbers.py.
 """
 __version__ = "0.1.0"        # that of nanoeuler.py, which compares them

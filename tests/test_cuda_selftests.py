@@ -23,15 +23,21 @@ def op_tests():
 @pytest.fixture(scope="module")
 def smaller(op_tests):
     """Without the largest products, which take seconds."""
-    return {name: [case for case in cases if max(np.size(y) for y in case[0]) < 1 << 18]
+    return {name: [case for case in cases if max(np.size(y) for y in case.expected()) < 1 << 18]
             for name, cases in op_tests.items()}
+
+
+def self_tests_are(monkeypatch, tests):
+    """The program's self-tests are these, in one group."""
+    monkeypatch.setattr(nc, "test_groups", lambda quick: {"all": None})
+    monkeypatch.setattr(nc, "group_tests", lambda quick, group, path: tests)
 
 
 def outputs(op_tests):
     """(kernel, dtype, expected output, the type that it is stored in) of all self-tests."""
     for name, cases in op_tests.items():
-        for expected, _, dtypes in cases:
-            for dtype, y in itertools.product(dtypes, expected):
+        for case in cases:
+            for dtype, y in itertools.product(case.dtypes, case.expected()):
                 summed = dtype == "bf16" and isinstance(y, nc.Sum)
                 yield name, dtype, y, "f32" if summed else dtype
 
@@ -73,8 +79,8 @@ def test_one_wrong_entry_is_a_fault_of_any_kernel(smaller):
 @pytest.mark.parametrize("rung", ["", ", mma"])
 def test_a_lost_row_and_a_hole_are_faults(rung, op_tests):
     """At the end of the product with 17,100 rows; at corners and inside of the largest dW."""
-    [tall] = max((case[0] for case in op_tests["matmul" + rung]), key=lambda y: len(y[0]))
-    dw, semaphores = max((case[0] for case in op_tests["matmul_dw" + rung]),
+    [tall] = max((case.expected() for case in op_tests["matmul" + rung]), key=lambda y: len(y[0]))
+    dw, semaphores = max((case.expected() for case in op_tests["matmul_dw" + rung]),
                          key=lambda y: y[0].size)
     assert not semaphores.any()
     assert tall.shape == (17_100, 8) and dw.shape == (1288, 2056)
@@ -94,7 +100,8 @@ def test_a_lost_row_and_a_hole_are_faults(rung, op_tests):
 
 def test_a_fault_of_one_output_fails_the_self_tests(op_tests, dry, monkeypatch, capsys):
     """self_tests() reports what fault() says, of the last output as of the first."""
-    expected, _, dtypes = max(op_tests["rmsnorm_forward"], key=lambda case: case[0][0].size)
+    case = max(op_tests["rmsnorm_forward"], key=lambda case: case.expected()[0].size)
+    expected = case.expected()
 
     def spoilt(i, dtype):
         out = [as_stored(y, "f32" if isinstance(y, nc.Sum) and dtype == "bf16" else dtype)
@@ -104,8 +111,8 @@ def test_a_fault_of_one_output_fails_the_self_tests(op_tests, dry, monkeypatch, 
         return out
 
     for i in range(len(expected) + 1):
-        case = expected, functools.partial(spoilt, i), dtypes
-        monkeypatch.setattr(nc, "op_tests", lambda quick, case=case: {"rmsnorm_forward": [case]})
+        spoilt_case = case._replace(run=functools.partial(spoilt, i))
+        self_tests_are(monkeypatch, {"rmsnorm_forward": [spoilt_case]})
         assert nc.self_tests() == (1 if i < len(expected) else 0)
         said = capsys.readouterr().out
         assert ("FAILED" in said) == ("at most" in said) == (i < len(expected)), said
@@ -114,13 +121,13 @@ def test_a_fault_of_one_output_fails_the_self_tests(op_tests, dry, monkeypatch, 
 def test_two_runs_that_differ_fail_the_self_tests(dry, monkeypatch, capsys):
     y, counter = np.ones(3), itertools.count()
     run = lambda dtype: [y * (1 + 2.0 ** -52 * next(counter))]
-    monkeypatch.setattr(nc, "op_tests", lambda quick: {"one": [([y], run, ("f64",))]})
+    self_tests_are(monkeypatch, {"one": [nc.Case(lambda: [y], run, ("f64",))]})
     assert nc.self_tests() == 1
     assert "two runs differ" in capsys.readouterr().out
 
 
 def test_a_gpu_that_computes_nonsense_fails_every_self_test(smaller, dry, monkeypatch, capsys):
-    monkeypatch.setattr(nc, "op_tests", lambda *_: smaller)
+    self_tests_are(monkeypatch, smaller)
     dry.gpu.compute_capability = (9, 0)
     for fill in (0.0, 1e9, np.nan):
         dry.fill = fill
@@ -165,8 +172,8 @@ def test_bfloat16_survives():
 @pytest.mark.parametrize("old", [(7, 5), (8, 0)])
 def test_bfloat16_is_left_out_where_there_is_none(old, dry, monkeypatch, capsys):
     dry.gpu.compute_capability, seen = old, set()
-    monkeypatch.setattr(nc, "op_tests", lambda quick: {"one": [
-        ([np.ones(1)], lambda dtype: seen.add(dtype) or [np.ones(1)], tuple(nc.DTYPES))]})
+    self_tests_are(monkeypatch, {"one": [nc.Case(
+        lambda: [np.ones(1)], lambda dtype: seen.add(dtype) or [np.ones(1)], tuple(nc.DTYPES))]})
     assert nc.self_tests() == 0
     assert seen == {"f32", "f64"} | ({"bf16"} if old == (8, 0) else set())
     zeros = lambda self, until, tokens, *_: np.zeros((len(tokens), self.cfg.n_mtp))

@@ -560,6 +560,36 @@ def ranks_of_this_machine(tmp_path, monkeypatch):
     assert kept == [kill] * 3, "start_ranks left handlers of its own"
 
 
+MEETING = """
+import os, socket, sys
+sys.path.insert(0, {root!r})
+from nanoeuler_parts.gpu.place import PLACE
+from nanoeuler_parts.ranks import processes
+from nanoeuler_parts.ranks.sockets import LISTENER, Ranks
+processes.gpus_here = lambda: 3
+if processes.STARTED not in os.environ:
+    sys.exit(processes.start_ranks(3))
+assert (LISTENER in os.environ) == (PLACE.rank == 0)
+if PLACE.rank == 0:
+    try:
+        socket.create_server(PLACE.address)
+        sys.exit("the port is free for other programs")
+    except OSError:
+        pass
+ranks = Ranks(PLACE)
+assert LISTENER not in os.environ and ranks.all(PLACE.rank, "here") == [0, 1, 2]
+ranks.close()
+"""
+
+
+def test_started_ranks_meet_at_a_port_that_is_theirs_from_the_start(tmp_path):
+    program = tmp_path / "starter.py"
+    program.write_text(MEETING.format(root=str(ROOT)), encoding="utf-8")
+    run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True,
+                         timeout=200)
+    assert run.returncode == 0, run.stderr
+
+
 STARTER = """
 import os, sys
 sys.path.insert(0, {root!r})

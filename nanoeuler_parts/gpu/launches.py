@@ -114,7 +114,7 @@ def launch(kernel, *args, grid, block, smem=0, resident=False):
     while True:
         try:
             return config(*args)
-        except CheckNeeded as needed:# raised before the launch: launch again
+        except CheckNeeded as needed:        # raised before the launch: launch again
             needed.check()
 
 def gpus_here():
@@ -136,7 +136,8 @@ def allow_shared(compiled, config):
 def need_resident(compiled, config):
     """Checks that all blocks of a launch fit on the GPU at the same time, and makes the launch
     cooperative.  Blocks that wait for each other would deadlock if some could not start.  A
-    cooperative launch starts all blocks together, whatever else runs on the GPU, or fails."""
+    cooperative launch starts all blocks together, whatever else runs on the GPU, or fails.  Later
+    launches of this kernel are cooperative, too."""
     handle = driver.CUfunction(int(compiled._codelibrary.get_cufunc().handle))
     each = ok(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
         handle, math.prod(config.blockdim), config.sharedmem))
@@ -186,7 +187,10 @@ def overlapping():
     """In this block, a kernel may start before the previous kernel has ended (programmatic
     dependent launch).  It starts as soon as each block of the previous kernel has called
     `let_next_start`, or has ended.  A kernel must call `wait_for_previous` before it reads results
-    of the previous kernel or overwrites its inputs."""
+    of the previous kernel or overwrites its inputs.
+
+    numba-cuda makes the configuration of a launch once, for equal launches inside and outside of
+    this block.  So every kernel that is launched here must be correct either way."""
     plain = dispatcher.LaunchConfig
     try:
         dispatcher.LaunchConfig = functools.partial(plain, programmatic_stream_serialization=True)

@@ -120,7 +120,7 @@ class DataParallel:
         """
         mine = super().first_bad_tensor() if self.shape else ""
         found = [x for x in self.ranks.all(mine, "a bad tensor") if x]
-        return next((x for x in found if "[" in x), found[0])
+        return next((x for x in [*found, ""] if "[" in x), [*found, ""][0])
 
 # ---- on the GPUs
 PIECE = 1 << 24                              # numbers of a gradient per transfer from one rank

@@ -24,7 +24,7 @@ from nanoeuler_parts.files.logs import alone
 from nanoeuler_parts.gpu.launches import gpus_here
 from nanoeuler_parts.gpu.place import PLACE
 from nanoeuler_parts.ranks.engine import Links, RankedModel, Stopping
-from nanoeuler_parts.ranks.sockets import Ranks
+from nanoeuler_parts.ranks.sockets import LISTENER, Ranks
 
 GRACE = 15.0                                 # seconds that other ranks have to end after a failure
 
@@ -113,8 +113,9 @@ def start_ranks(gpus):
     them once, passed on by this process."""
     there = gpus_here()
     need(gpus <= there, f"--gpus is {gpus}, but this machine has {ne.counted(there, 'GPU')}")
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        port = s.getsockname()[1] - 1        # Ranks listens on MASTER_PORT + 1, see place.py
+    # Rank 0 inherits this socket, so that no other program can take its port meanwhile
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2 * gpus)
+    port = listener.getsockname()[1] - 1     # the others connect to MASTER_PORT + 1, see place.py
     ranks, failed = [], None
 
     def pass_on(number, frame):
@@ -126,8 +127,12 @@ def start_ranks(gpus):
         for rank in range(gpus):
             env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(gpus),
                        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **{STARTED: "1"})
-            ranks.append(subprocess.Popen([sys.executable, *sys.argv], env=env,
+            inherited = () if rank else (listener.fileno(),)
+            if inherited:
+                env[LISTENER] = str(listener.fileno())
+            ranks.append(subprocess.Popen([sys.executable, *sys.argv], env=env, pass_fds=inherited,
                                           start_new_session=True, stdin=subprocess.PIPE))
+        listener.close()
         while any(x.poll() is None for x in ranks):
             if failed is None and any(x.poll() for x in ranks):
                 failed = time.monotonic()
@@ -136,6 +141,7 @@ def start_ranks(gpus):
             time.sleep(0.1)
         return next((abs(x.returncode) for x in ranks if x.returncode), 0)
     finally:
+        listener.close()
         for x in ranks:                      # ranks that still run, if another could not be started
             x.kill()
         for number, how in before:

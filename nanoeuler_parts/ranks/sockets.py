@@ -20,6 +20,8 @@ from bpe import need, UserError
 # Messages of the connection `watched`.  LOST is followed by the number of the lost rank and ";".
 HEARTBEAT, FINISHED, LOST = b".", b"e", b"g"
 HELLO = "a rank of NanoEuler"
+LISTENER = "NANOEULER_LISTENER"              # environment variable: the file descriptor of a socket
+                                             # that listens for rank 0 already
 # A rank sends a heartbeat every 5 seconds, and counts as lost after 40 seconds without one.
 HEARTBEAT_SECONDS, SILENCE_SECONDS = 5.0, 40.0
 
@@ -59,9 +61,8 @@ class Ranks:
     def await_others(self, address, deadline):
         """Accepts connections, on rank 0, until every other rank has connected both of its
         sockets."""
-        host = address[0] if address[0] in ("127.0.0.1", "localhost") else ""
         wanted = {(kind, rank) for kind in ("values", "watched") for rank in range(1, self.size)}
-        with socket.create_server((host, address[1]), backlog=2 * self.size) as server:
+        with self.listener(address) as server:
             while wanted:
                 missing = sorted({rank for _, rank in wanted})
                 server.settimeout(max(0.01, deadline - time.monotonic()))
@@ -82,6 +83,14 @@ class Ranks:
                     s.settimeout(None)
                     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     getattr(self, kind)[rank] = s
+
+    def listener(self, address):
+        """Returns the socket on which rank 0 listens: the one that its starter gave it, or a new
+        one."""
+        if LISTENER in os.environ:
+            return socket.socket(fileno=int(os.environ.pop(LISTENER)))
+        host = address[0] if address[0] in ("127.0.0.1", "localhost") else ""
+        return socket.create_server((host, address[1]), backlog=2 * self.size)
 
     def join(self, address, kind, deadline):
         """Returns a socket to rank 0, and retries until the deadline, since rank 0 may start later.

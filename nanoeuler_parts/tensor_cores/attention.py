@@ -1,4 +1,4 @@
-"""Attention on tensor cores: `attention_kernels`, which 4.5 of nanoeuler_cuda.py calls.
+"""Attention on tensor cores: `fast_attention`, which 4.5 of nanoeuler_cuda.py calls.
 
 Contents
     shared memory, and the products of each kernel
@@ -629,7 +629,7 @@ def tensor_attention(D, hopper):
     return Attention(*kernels, operand=operand, rotates=True, block=128, rows=2 * TILE_ROWS,
                      back_rows=TILE_ROWS, smem=smem, back_smem=smem)
 
-def attention_kernels(D):
+def fast_attention(D):
     """Returns the Attention for head size D, or None if D is not one of FAST_HEADS."""
     if D not in FAST_HEADS:
         return None

@@ -607,7 +607,7 @@ def wgmma_matmul(out, a, b, a_mn, b_mn, semaphores):
            semaphores if accumulate else unused, M, N, K, splits,
            grid=min(tiles * splits, blocks), block=384, smem=WGMMA_SMEM, resident=splits > 1)
 
-def tensor_matmul(out, a, b, a_mn, b_mn, semaphores=None):
+def tensor_matmul(out, a, b, a_mn=False, b_mn=False, semaphores=None):
     """out (M, N) = A B, or out += A B
 
     out           (M, N), bfloat16, or float32 with semaphores

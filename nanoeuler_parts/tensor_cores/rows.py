@@ -177,8 +177,8 @@ def row_product(K, TILES, GROUPS, normed, hopper):
     @inlined
     def request_weights(w, first, second, gain):
         """Requests the block's rows of W from the copy engine, and the gain, which follows them in
-        shared memory, if x is normed.  Returns the mbarrier to wait for.  Without a copy engine,
-        requests nothing."""
+        shared memory, if x is normed.  Otherwise, gain is any array.  Returns the mbarrier to wait
+        for.  Without a copy engine, requests nothing."""
         barrier, t = shared_address(cuda.shared.array(1, u64)), thread_id()
         if hopper and t < WARP:
             smem = shared_address(cuda.shared.array(0, u32, 16))
@@ -465,7 +465,8 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
         t, first = thread_id(), u32(8) * u32(cuda.blockIdx.x)
         partial, squares = cuda.shared.array(PROJ_SHARES, f32), cuda.shared.array((1, 1), f32)
         att = cuda.shared.array(0, f32, 16)
-        barrier = att_product.request_weights(w, first, first, w)
+        no_gain = w                          # att is not normed
+        barrier = att_product.request_weights(w, first, first, no_gain)
         table = copied_table(rows)
         count = u32(table[COUNTS, N_ROWS])
         r, n, old = t >> u32(3), first + (t & u32(7)), f32(0)
@@ -482,7 +483,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
                 k += u32(4 * 256)
             row += u32(1)
         cuda.syncthreads()                   # att is complete
-        att_product.multiply(partial, squares, att, starts, att, w, first, first, barrier)
+        att_product.multiply(partial, squares, att, starts, no_gain, w, first, first, barrier)
         if r < count:
             x[r, n] = old + att_product.total(partial, 0, r, t & u32(7))
 
@@ -514,7 +515,8 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
         grid (ceil(C / (8 SWIGLU_TILES)), rows / X_ROWS)     x (AT_ONCE, C), w (C, F) bf16"""
         t, first = thread_id(), u32(8 * SWIGLU_TILES) * u32(cuda.blockIdx.x)
         partial, squares = cuda.shared.array(SWIGLU_SHARES, f32), cuda.shared.array((1, 1), f32)
-        barrier = swiglu_product.request_weights(w, first, first + u32(8), w)
+        no_gain = w                          # y is not normed
+        barrier = swiglu_product.request_weights(w, first, first + u32(8), no_gain)
         table = copied_table(rows)
         count, r, column = u32(table[COUNTS, N_ROWS]), t >> u32(3), t & u32(7)
         mine = r < X_ROWS and first_row_of_block() + r < count
@@ -524,7 +526,8 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
             n = first + u32(8 * tile) + column
             if mine and n < C:
                 old[tile] = x[first_row_of_block() + r, n]
-        swiglu_product.multiply(partial, squares, y, starts, y, w, first, first + u32(8), barrier)
+        swiglu_product.multiply(partial, squares, y, starts, no_gain, w, first, first + u32(8),
+                                barrier)
         for tile in range(SWIGLU_TILES):
             n = first + u32(8 * tile) + column
             if mine and n < C:
@@ -736,7 +739,7 @@ def cutoff_of(z, odds, V, largest, want, by_count):
     Returns the key (`sort_key`) of the last kept logit, and how many logits with this key are kept.
     The key is found by bisection, from its highest bit to its lowest.  largest: max z[:V]"""
     key, above, of_each = u32(0), f64(0), f64(0)
-    for bit in range(33):                    # bit 32: the sum of the logits above the key
+    for bit in range(33):                    # bit 32: what is reached above the key alone
         higher = u32(key | u32(0x80000000) >> u32(bit)) if bit < 32 else u32(key + u32(1))
         reached = f64(0)
         for i in range(cuda.threadIdx.x, V, 4 * 256):

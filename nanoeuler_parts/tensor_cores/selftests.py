@@ -11,21 +11,15 @@ from types import SimpleNamespace
 import numpy as np
 
 import nanoeuler as ne
-from nanoeuler_cuda import as_sum, Decoder, kernel_path, nearest_bf16, new, to_device
+from nanoeuler_cuda import (
+    as_sum, Decoder, expected_logits, kernel_path, nearest_bf16, new, to_device,
+)
 from nanoeuler_parts.gpu.launches import at_most, gpu, launch
 from nanoeuler_parts.tensor_cores.rows import (
     AT_ONCE, BY_ROWS, choose_kernel, COUNTS, DRAW_FIELDS, N_WANTED, RING,
 )
 from nanoeuler_parts.tensor_cores.steps import copy_slot_kernel, has_copy_engine
 from nanoeuler_parts.tensor_cores.tiles import one_tile_matmul
-
-def add_tests(ops):
-    """Adds the tests of all kernels that the tests of nanoeuler_cuda.py do not cover.
-    ops: OpTests of nanoeuler_cuda.py"""
-    add_one_tile_tests(ops)
-    add_copy_slot_tests(ops)
-    add_choose_tests(ops)
-    add_rows_tests(ops)
 
 def add_one_tile_tests(ops):
     if kernel_path() == "wgmma":
@@ -56,9 +50,8 @@ def add_choose_tests(ops):
         ops.add(choose_test, [np.zeros(64, np.int32)], [z, draws, V], [expected], "choose",
                 ("f32",))
 
-def add_rows_tests(ops):
-    """Reads texts into slots, in pieces of different lengths, so that steps mix them in many ways.
-    Reads texts of more than BY_ROWS tokens as prompts, too."""
+def models(ops):
+    """Yields (cfg, parameters, texts, [(suffix of the test's name, fastest kernel path)])."""
     plain = dict(n_layer=2, seq_len=150, vocab_size=61, n_mtp=1)
     for i, sizes in enumerate((
             dict(n_hidden=1536),
@@ -72,20 +65,37 @@ def add_rows_tests(ops):
         n_gains = sum(math.prod(shape) for _, shape, *_ in ne.param_table(cfg)[ne.VECTORS])
         flat[-n_gains:] += nearest_bf16(0.1 * ops.normal(n_gains))
         texts = [ops.rng.integers(0, cfg.vocab_size, n).tolist() for n in (150, 1, 77, 40)]
-        model = ne.Model(cfg, flat)
-        expected = [as_sum(model.logits(np.array([text], np.int32))[0, 0].copy())
-                    for text in texts]
-        long = [i for i, text in enumerate(texts) if len(text) > BY_ROWS]
         paths = [("", gpu.highest)]
         # Compiling dominates the time, and on "mma" only W's place differs: two shapes are enough.
         if has_copy_engine() and i % 3 == 1:
             paths.append((", mma", "mma"))
+        yield cfg, flat, texts, paths
+
+def add_rows_tests(ops):
+    """Reads texts into slots, in pieces of different lengths, so that steps mix them in many
+    ways."""
+    for cfg, flat, texts, paths in models(ops):
+        expected = functools.cache(functools.partial(expected_sums, cfg, flat, *texts))
         for suffix, top in paths:
             read = functools.partial(below, top, rows_test, cfg, flat, texts)
-            ops.tests.setdefault("rows" + suffix, []).append((expected, read, ("bf16",)))
-            read = functools.partial(below, top, prompt_test, cfg, flat, [texts[i] for i in long])
-            ops.tests.setdefault("prompt" + suffix, []).append((
-                [np.array(expected[i]) for i in long], read, ("bf16",)))
+            ops.add_case("rows" + suffix, expected, read, ("bf16",))
+
+def add_prompt_tests(ops):
+    """Reads texts of more than BY_ROWS tokens as prompts."""
+    for cfg, flat, texts, paths in models(ops):
+        texts = [text for text in texts if len(text) > BY_ROWS]
+        expected = functools.cache(functools.partial(expected_logits, cfg, flat, *texts))
+        for suffix, top in paths:
+            read = functools.partial(below, top, prompt_test, cfg, flat, texts)
+            ops.add_case("prompt" + suffix, expected, read, ("bf16",))
+
+# What nanoeuler_cuda.py adds to its own tests, which cover products and attention
+GROUPS = {"one_tile": add_one_tile_tests, "copy_slot": add_copy_slot_tests,
+          "choose": add_choose_tests, "prompt": add_prompt_tests, "rows": add_rows_tests}
+
+def expected_sums(*args):
+    """The same logits, as sums: they are not rounded to bfloat16."""
+    return [as_sum(x) for x in expected_logits(*args)]
 
 def below(top, test, *args):
     """Returns test(*args), run with no kernel path above `top`."""

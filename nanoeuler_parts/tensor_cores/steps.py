@@ -499,11 +499,11 @@ class Prompts:
         # Only a backward pass would read saved and rstd
         rstd, lse = view(self.rstd, 0, (T,)), view(self.lse, 0, (size.H, T))
 
-        def advance(i):
-            step = residual_rmsnorm_forward if i else rmsnorm_forward
-            step(y, saved, rstd, x, gain_of(p, i), cfg.norm_eps)
+        def step_and_norm(i):
+            op = residual_rmsnorm_forward if i else rmsnorm_forward
+            op(y, saved, rstd, x, gain_of(p, i), cfg.norm_eps)
 
-        def attention(l):
+        def attention_block(l):
             matmul(qkv, y, p.qkv[l])
             if cfg.qkv_bias:
                 add_bias(qkv, p.qkv_bias[l])
@@ -520,7 +520,7 @@ class Prompts:
 
         upload(self.slot_and_ids, self.staged[:2 + T])
         embedding_forward(x, view(self.slot_and_ids, 2, (T,)), p.wte)
-        trunk(size.L, advance, attention, swiglu_block)
+        trunk(size.L, step_and_norm, attention_block, swiglu_block)
 
 @cuda_kernel
 def keep_kernel(kc, vc, qkv, slot_and_ids):

@@ -127,7 +127,7 @@ def test_verb(add):
     add(program_verb("self_tests"),
         arg("--quick", action="store_true", help="skip the largest shapes"),
         arg("--jobs", type=int, default=0, help="number of processes that compile and run the "
-            "tests (default, or 0: one per CPU core, at most 8)"))
+            "tests; 0: one per CPU core, at most 16"))
 
 def g_verb(add):
     add(program_verb("gradient_check"), PRESET,

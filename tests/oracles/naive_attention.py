@@ -119,4 +119,4 @@ def naive_buffers(cfg, B, T, dtype, kept=None):
 class NaiveModel(nc.Model):
     """nanoeuler_cuda.Model with such attention."""
     buffer_table = staticmethod(naive_buffers)
-    attention = naive_forward, naive_backward
+    attention_ops = naive_forward, naive_backward
