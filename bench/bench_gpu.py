@@ -450,7 +450,12 @@ def kernel_cases(cfg, B, T):
         hyper = nc.to_device(np.array(ne.hyper_at(1, 1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1,
                                                   clip=1)))
         results = one(P + 1, dtype=torch.float64)
-        return lambda i: nc.adamw(p, w, g, m, v, n_params, hyper, partial, results)
+        entries = nc.Entries(p, w, g, m, v)
+
+        def norm_and_update(i):
+            nc.square_sums(partial, g)
+            nc.adamw(entries, n_params, hyper, partial, results)
+        return norm_and_update
 
     def fill(n):
         x = arrays(n, BT, C)

@@ -237,7 +237,7 @@ def answers(decoder, tokenizer, examples, longest):
                         ne.Sampling(temperature=0.0, tokens=n), None, end)
                for e, n in zip(examples, longest)]
     if replies:
-        slots = decoder.with_slots(min(AT_ONCE, len(replies)) if decoder.wide else 1)
+        slots = decoder.with_slots(min(AT_ONCE, len(replies)) if decoder.rows_are_cheap else 1)
         for _ in ne.generate_many(slots, replies):
             pass                             # which fills the replies
     return [tokenizer.decode(reply.tokens).decode("utf-8", "replace") for reply in replies]

@@ -63,7 +63,7 @@ MOVES = {
     "embedding_forward_kernel": dict(x=1, tokens=1, wte=1),
     "embedding_backward_kernel_backward": dict(dwte=2, dx=1, tokens=1),
     "square_sums_kernel": dict(g=1),
-    "adamw_kernel_step": dict(p=2, w=1, g=2, m=2, v=2)}
+    "adamw_kernel_update": dict(p=2, w=1, g=2, m=2, v=2)}
 
 
 def bytes_moved(launch):

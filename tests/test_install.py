@@ -230,7 +230,7 @@ def test_the_installed_command_of_the_gpu(site, tmp_path, monkeypatch):
     needs("numba_cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     said = complains(installed(site, "nanoeuler-cuda", "i", "It was", cwd=tmp_path), "GPU")
-    assert "program does the same: nanoeuler --help" in said
+    assert "program has the same verbs: nanoeuler --help" in said
 
 
 @pytest.mark.parametrize("started, typed", [
