@@ -1609,9 +1609,8 @@ class Model:
         if not self.muon_scratch:
             self.matrices = muon_matrices(self.cfg)
             self.muon_scratch = self.new(muon_shapes(self.cfg, get_num_threads()))
-        of_embedding = hyper._replace(       # its own rate; lr * weight_decay stays the same
-            lr=hyper.lr * hyper.embedding_lr, weight_decay=hyper.weight_decay / hyper.embedding_lr)
-        for optimizer, settings in ("adamw_embedding", of_embedding), ("adamw", hyper):
+        for optimizer, settings in (("adamw_embedding", hyper_of_embedding(hyper)),
+                                    ("adamw", hyper)):
             part = entries_where(self.cfg, lambda x: x.optimizer == optimizer)
             self.update_by_adamw(part, settings, scale)
         muon(self.flat, self.g_flat, self.m, self.matrices, hyper, scale, self.muon_scratch)
@@ -1728,6 +1727,12 @@ def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, **muon_settin
     settings = dict(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, clip=clip,
                     correct1=1 - beta1 ** t, correct2=1 - beta2 ** t, **muon_settings)
     return Hyper(**{name: float(x) for name, x in settings.items()})
+
+def hyper_of_embedding(hyper):
+    """The Hyper of the embedding in a run with Muon.  It has its own rate, and the same
+    lr * weight_decay."""
+    return hyper._replace(lr=hyper.lr * hyper.embedding_lr,
+                          weight_decay=hyper.weight_decay / hyper.embedding_lr)
 
 @jit_parallel
 def gradient_norm(g):
@@ -4466,27 +4471,11 @@ class TextOptions(RunOptions):
         need(self.newlines in ("", "unix"), f"--newlines is {self.newlines}, expected unix")
         return super().check()
 
-# The defaults of TextOptions were best for AdamW alone, and those of TrainOptions were best with
-# Muon (bench/NOTES.md).  With --optimizer adamw, `train` uses ADAMW_DEFAULTS, and MUON_SETTINGS do
-# not apply.
-ADAMW_DEFAULTS = {f.name: f.default for f in fields(TextOptions)
-                  if f.name in ("lr", "floor", "warmup", "weight_decay", "mtp_until")}
-ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value}" for name, value in ADAMW_DEFAULTS.items())
-
 @dataclass
-class TrainOptions(TextOptions):
-    """Settings of `train` in this program.  The defaults are for Muon."""
-    unsaid = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0,
-              "newton_schulz": 5, "embedding_lr": 3.0}
-    lr: float = setting(4e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
-    floor: float = setting(0.0, 0, 1, "final learning rate of the cosine schedule, as a fraction "
-                           "of the peak; 0: decay to zero")
-    warmup: int = setting(25, 0, 1 << 40, "number of warm-up steps, in which the learning rate "
-                          "rises linearly; 0: no warm-up")
-    weight_decay: float = setting(0.1, 0, 10, "decoupled weight decay, applied to matrices only; "
-                                  "0: none")
-    optimizer: str = setting("muon", 0, 0, "muon: Muon for the layers' matrices, else AdamW; "
-                             f"adamw: AdamW only, with defaults {ADAMW_DEFAULTS_SHOWN}")
+class OptimizerOptions(TextOptions):
+    """Settings of a run that may use Muon"""
+    optimizer: str = setting("adamw", 0, 0, "adamw: AdamW only; muon: Muon for the layers' "
+                             "matrices, else AdamW")
     muon_lr: float = setting(0.02, 1e-9, 10, "peak learning rate of Muon, at any width of the "
                              "model")
     momentum: float = setting(0.9, 0, 0.9999, "coefficient of Muon's Nesterov momentum")
@@ -4494,10 +4483,8 @@ class TrainOptions(TextOptions):
                                  "orthogonalizes an update")
     embedding_lr: float = setting(4.0, 1e-3, 1e3, "learning rate of the embedding, as a multiple "
                                   "of AdamW's; with Muon only")
-    mtp_until: float = setting(0.3, 0, 1, "fraction of the run after which the auxiliary heads "
-                               "are switched off; 1: never")
-    mtp_from: float = setting(0.9, 0, 1, "fraction of the run after which auxiliary heads that "
-                              "are off are switched on again; 1: never")
+    # name of an optimizer -> defaults that differ from those of the fields
+    defaults_with = {}
 
     def check(self):
         super().check()
@@ -4507,12 +4494,38 @@ class TrainOptions(TextOptions):
 
     @classmethod
     def chosen(cls, **settings):
-        if settings.get("optimizer") != "adamw":
-            return super().chosen(**settings)
+        optimizer = settings.get("optimizer", cls.optimizer)
         for name in MUON_SETTINGS:
-            need(name not in settings,
-                 f"{name} is a setting of Muon; drop it, or drop --optimizer adamw")
-        return super().chosen(**ADAMW_DEFAULTS | settings)
+            need(optimizer != "adamw" or name not in settings,
+                 f"{name} is a setting of Muon; drop it, or use --optimizer muon")
+        return super().chosen(**cls.defaults_with.get(optimizer, {}) | settings)
+
+# The defaults of TextOptions were best for AdamW alone, and those of TrainOptions were best with
+# Muon (bench/NOTES.md).  With --optimizer adamw, `train` uses ADAMW_DEFAULTS, and MUON_SETTINGS do
+# not apply.
+ADAMW_DEFAULTS = {f.name: f.default for f in fields(TextOptions)
+                  if f.name in ("lr", "floor", "warmup", "weight_decay", "mtp_until")}
+ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value}" for name, value in ADAMW_DEFAULTS.items())
+
+@dataclass
+class TrainOptions(OptimizerOptions):
+    """Settings of `train` in this program.  The defaults are for Muon."""
+    unsaid = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0,
+              "newton_schulz": 5, "embedding_lr": 3.0}
+    defaults_with = {"adamw": ADAMW_DEFAULTS}
+    lr: float = setting(4e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
+    floor: float = setting(0.0, 0, 1, "final learning rate of the cosine schedule, as a fraction "
+                           "of the peak; 0: decay to zero")
+    warmup: int = setting(25, 0, 1 << 40, "number of warm-up steps, in which the learning rate "
+                          "rises linearly; 0: no warm-up")
+    weight_decay: float = setting(0.1, 0, 10, "decoupled weight decay, applied to matrices only; "
+                                  "0: none")
+    optimizer: str = setting("muon", 0, 0, "muon: Muon for the layers' matrices, else AdamW; "
+                             f"adamw: AdamW only, with defaults {ADAMW_DEFAULTS_SHOWN}")
+    mtp_until: float = setting(0.3, 0, 1, "fraction of the run after which the auxiliary heads "
+                               "are switched off; 1: never")
+    mtp_from: float = setting(0.9, 0, 1, "fraction of the run after which auxiliary heads that "
+                              "are off are switched on again; 1: never")
 
 # ---- a run
 def best_path(out):

@@ -3,7 +3,6 @@
 nanoeuler.py is the specification.  Sections 1 to 6 and 9 have the same numbers here, and every op
 has the same name.  The self-tests compare the kernels of each op with the function of that name,
 and matrix products with NumPy's.  Data, training loops, chat and files come from nanoeuler.py.
-AdamW is the only optimizer here: continue a run with Muon in nanoeuler.py.
 
     python nanoeuler_cuda.py                  self-tests: compare every kernel with the CPU
     python nanoeuler_cuda.py g                compare the gradient of a whole model with the CPU's
@@ -270,7 +269,8 @@ def memory_table(cfg, B, T, dtype, buffers=buffer_table, kept=None):
     """[(name, bytes)] of all that training needs on the device, for micro-batches of B x T tokens.
 
     samples: a run prints sample texts now and then.  The decoder for them has a copy of the
-    parameters, a KV cache, and the buffers of tensor_cores' decoder."""
+    parameters, a KV cache, and the buffers of tensor_cores' decoder.  The working memory of Muon is
+    not here: see Model.memory."""
     bytes_of = {"a": 0, "d": 0, "logits": 0}
     for group, name, shape, kind in buffers(cfg, B, T, dtype, kept):
         if name == "logits":
@@ -287,7 +287,8 @@ def memory_table(cfg, B, T, dtype, buffers=buffer_table, kept=None):
                 tensor_cores().steps.rows_bytes(cfg)))]
 
 # Rows of the memory table that do not depend on the batch.  The last one is of several GPUs.
-HELD = ("parameters", "gradients", "AdamW moments", "bfloat16 copies", "others' gradients")
+HELD = ("parameters", "gradients", "AdamW moments", "bfloat16 copies", "Muon's matrices",
+        "others' gradients")
 
 class Needs(NamedTuple):
     """Bytes of a memory table"""
@@ -497,12 +498,13 @@ def batched_matmul(out, a, b, add=False):
            block=(16, 16))
 
 def as_4d(x):
-    """A matrix as (1, 1, M, N); an array of four dimensions unchanged"""
-    if x.ndim != 2:
+    """A matrix as (1, 1, M, N), an array (n, M, N) as (n, 1, M, N)"""
+    if x.ndim == 4:
         return x
     anything = 1 << 20                       # a dimension of size 1 is never stepped over
-    strides = [s // x.dtype.itemsize for s in x.strides]
-    return view(x, 0, (1, 1, *x.shape), (anything, anything, *strides))
+    *n, M, N = x.shape
+    *of_n, row, column = (s // x.dtype.itemsize for s in x.strides)
+    return view(x, 0, (*(n or [1]), 1, M, N), (*(of_n or [anything]), anything, row, column))
 
 SEMAPHORES = 1 << 15                         # for matmul_dw on tensor cores, whose blocks add to
                                              # one tile of dW in a fixed order
@@ -515,6 +517,13 @@ def on_tensor_cores(*matrices):
         starts = x.strides[0], int(x.gpu_data.device_pointer)
         return x.dtype == np.uint16 and whole_chunks and all(n % 16 == 0 for n in starts)
     return kernel_path() != "portable" and all(map(fits, matrices))
+
+def all_on_tensor_cores(*batches):
+    """on_tensor_cores for batches of matrices (n, M, N), any of them transposed"""
+    def first(x):
+        x = x if x.strides[2] == x.dtype.itemsize else transposed(x)
+        return view(x, 0, x.shape[1:], (x.strides[1] // x.dtype.itemsize, 1))
+    return on_tensor_cores(*map(first, batches)) and all(x.strides[0] % 16 == 0 for x in batches)
 
 def matmul(out, x, w):
     """out = x w^T     out (M, N), x (M, K), w (N, K)"""
@@ -1316,6 +1325,7 @@ class Model:
                 given = getattr(options, name)
                 need(given in values, f"--{name} is {given}, expected {' or '.join(values)}")
         self.top = options.matmul if options else gpu.highest        # its fastest kernel path
+        self.optimizer = getattr(options, "optimizer", "adamw")
         need(has(dtype), "bfloat16 needs a GPU of capability 8.0 or newer; use --dtype f32")
         self.cfg, self.table = cfg, ne.param_table(cfg)
         self.kept = 1 if recompute else cfg.n_layer      # layers whose activations are kept
@@ -1343,7 +1353,8 @@ class Model:
         # A graph always reads and writes the same memory: values that change from step to step, and
         # results, have buffers of their own
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
-        self.staged_hyper = np.zeros(len(ne.Hyper._fields))
+        # Two Hypers: the second one is for the embedding, in a run with Muon
+        self.staged_hyper = np.zeros((2, len(ne.Hyper._fields)))
         self.hyper = self.put(self.staged_hyper, np.float64)
         self.partial = new(NORM_PARTS, np.float64)
         self.semaphores = to_device(np.zeros(SEMAPHORES, np.uint32))
@@ -1351,7 +1362,8 @@ class Model:
         self.micro = {}                      # arguments of `micro_batch` -> its result
         self.maps = {}                       # tensor maps of the buffers below: see `at_most`
         self.weighted_heads = set()          # heads with a nonzero weight since the last `update`
-        self.updates = {}                    # set of weighted heads -> graph of the update
+        self.updates = {}                    # weighted heads, Newton-Schulz steps -> graph
+        self.muon, self.update_maps = None, {}           # made when Muon is first used
 
     def put(self, x, dtype=None):
         """A copy of x on the device, by default in the type of master weights"""
@@ -1402,9 +1414,13 @@ class Model:
         self.shape = B, T
 
     def memory(self, B, T):
-        """The memory_table of this model"""
+        """The memory_table of this model, and the working memory of Muon if it uses it"""
         with at_most(self.top):
-            return memory_table(self.cfg, B, T, self.dtype, self.buffer_table, self.kept)
+            table = memory_table(self.cfg, B, T, self.dtype, self.buffer_table, self.kept)
+        if self.optimizer == "muon":
+            own = self.owned(ne.n_params(self.cfg))
+            table.append(("Muon's matrices", muon_bytes(self.cfg, self.dtype, own)))
+        return table
 
     def fitting(self, T):
         """Returns how many sequences of T tokens fit into 90 % of the memory that is free or held
@@ -1647,29 +1663,57 @@ class Model:
             self.gradient_graphs[outputs](functools.partial(self.queue_gradient, outputs))
 
     def update(self, hyper):
-        """Clips the gradients, takes an AdamW step, and sets the gradients to zero.  Output heads
-        whose weights were all zero since the last update are not updated.
+        """Clips the gradients, updates the parameters, and sets the gradients to zero.  Muon
+        updates the matrices of the layers, unless hyper.muon_lr is 0, and AdamW all others.  Output
+        heads whose weights were all zero since the last update are not updated.
 
         hyper: nanoeuler.Hyper     Waits for the device, and returns (cross-entropy of each head,
         summed since the last update, and |g| before clipping)."""
-        need(not hyper.muon_lr, f"muon_lr is {hyper.muon_lr:g}, but the GPU has AdamW only; to "
-             f"train with Muon, use the CPU: {ON_CPU} train")
-        self.staged_hyper[:] = hyper         # the driver reads this buffer later
-        self.hyper.copy_to_device(self.staged_hyper, stream=gpu.stream)
-        graph = self.updates.setdefault(frozenset(self.weighted_heads), Graph())
-        graph(self.queue_update)
+        steps = self.stage_hyper(hyper)
+        graph = self.updates.setdefault((frozenset(self.weighted_heads), steps), Graph())
+        with at_most(self.top, self.update_maps):
+            graph(functools.partial(self.queue_update, steps))
         self.weighted_heads = set()
         results = to_host(self.results)
         self.results.copy_to_device(self.zero, stream=gpu.stream)
         return results[:-1], float(results[-1])
 
-    def queue_update(self):
-        """Queues all launches of `update`."""
+    def stage_hyper(self, hyper):
+        """Copies hyper to the device.  Returns the number of Newton-Schulz steps; 0: no Muon."""
+        if hyper.muon_lr and not self.muon:
+            self.muon = Muon(self.cfg, self.dtype, self.owned(self.flat.size))
+        self.staged_hyper[0] = hyper         # the driver reads this buffer later
+        if hyper.muon_lr:
+            self.staged_hyper[1] = ne.hyper_of_embedding(hyper)
+        self.hyper.copy_to_device(self.staged_hyper, stream=gpu.stream)
+        return int(hyper.newton_schulz) if hyper.muon_lr else 0
+
+    def queue_update(self, steps):
+        """Queues all launches of `update`.     steps: as stage_hyper returns it"""
         square_sums(self.partial, self.g_flat)
-        for x in self.without_heads_off(slice(0, self.flat.size)):
-            entries = Entries(*(view(y, x.start, (x.stop - x.start,)) for y in (
-                self.flat, self.copies, self.g_flat, self.m, self.v)))
-            adamw(entries, self.n_decay - x.start, self.hyper, self.partial, self.results)
+        self.queue_optimizers(steps, self.partial)
+
+    def queue_optimizers(self, steps, partial):
+        """Queues the update of all parameters that this process owns.  partial: square_sums of all
+        gradients"""
+        own = self.owned(self.flat.size)
+        hyper, of_embedding = (view(self.hyper, i * len(row), row.shape)
+                               for i, row in enumerate(self.staged_hyper))
+        by_adamw = [(slice(0, self.flat.size), hyper)]
+        if steps:
+            by_adamw = [(ne.entries_where(self.cfg, lambda x: x.optimizer == name), settings)
+                        for name, settings in (("adamw_embedding", of_embedding), ("adamw", hyper))]
+            self.muon.update(self.entries(own), hyper, steps, partial, self.results)
+        for part, settings in by_adamw:
+            part = slice(max(part.start, own.start), min(part.stop, own.stop))
+            for x in self.without_heads_off(part):
+                adamw(self.entries(x), self.n_decay - x.start, settings, partial, self.results)
+
+    def entries(self, x):
+        """The Entries of slice x, which this process owns; it has moments of what it owns only"""
+        n, start = x.stop - x.start, self.owned(self.flat.size).start
+        return Entries(*(view(y, x.start, (n,)) for y in (self.flat, self.copies, self.g_flat)),
+                       *(view(y, x.start - start, (n,)) for y in (self.m, self.v)))
 
     def losses(self, tokens, targets):
         """The cross-entropy of head 0, in nats, summed over the tokens of each sequence: (B,)
@@ -1743,6 +1787,7 @@ def gradient_norm(partial):
 # is the field `lr` of nanoeuler.Hyper, in float64
 LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP, CORRECT1, CORRECT2 = map(ne.Hyper._fields.index, (
     "lr", "beta1", "beta2", "eps", "weight_decay", "clip", "correct1", "correct2"))
+MUON_LR, MOMENTUM = map(ne.Hyper._fields.index, ("muon_lr", "momentum"))
 
 @made_once
 def adamw_kernel(W):
@@ -1799,6 +1844,189 @@ def adamw(entries, n_decay, hyper, partial, results):
     is_aligned = p.size % 4 == 0 and int(p.gpu_data.device_pointer) % 16 == 0
     update, n_decay = adamw_kernel(4 if is_aligned else 1), min(max(0, n_decay), p.size)
     launch(update, *entries, n_decay, hyper, partial, results, grid=1024, block=256)
+
+# ---- Muon: nanoeuler.py explains it.  All matrices of one shape (N, K) are updated together:
+#
+#     g, m --nesterov--> x (n, N, K) --normalize--> x --Newton-Schulz--> x --step--> p, w
+#
+# starts (n,) has the first entry of each matrix in the flat buffers.  x, and the matrices of the
+# Newton-Schulz iteration, have the type of matrix products.
+MATRIX_PARTS = 32                            # blocks per matrix, and partial sums of its squares
+
+@made_once
+def nesterov_kernel(W):
+    load, store = vector(W)
+
+    @cuda_kernel
+    def nesterov(x, squares, g, m, starts, hyper, partial, results):
+        """For each matrix z:  g *= scale,  m = momentum m + (1 - momentum) g,
+        x[z] = momentum m + (1 - momentum) g,  g = 0.  Also results[-1] = |g|.
+        squares[z, i] = sum of the squares of x[z] over which block i strides
+
+        grid (MATRIX_PARTS, n), block 256     x (n, N, K), squares (n, MATRIX_PARTS) float64"""
+        dtype, norm, z = m.dtype.type, gradient_norm(partial), cuda.blockIdx.y
+        if cuda.grid(1) == 0 and z == 0:
+            results[results.size - 1] = norm
+        if not math.isfinite(norm):
+            return
+        scale = dtype(min(1.0, hyper[CLIP] / (norm + 1e-30)))
+        old, new = dtype(hyper[MOMENTUM]), dtype(1 - hyper[MOMENTUM])
+        size, start, ss = x.shape[1] * x.shape[2], starts[z], 0.0
+        for i in range((256 * cuda.blockIdx.x + cuda.threadIdx.x) * W, size,
+                       256 * cuda.gridDim.x * W):
+            gi, mi = load(g, start + i), load(m, start + i)
+            for j in range(W):
+                v = gi[j] * scale
+                mi[j] = old * mi[j] + new * v
+                v = old * mi[j] + new * v
+                ss += types.float64(v) * types.float64(v)
+                gi[j] = v
+            store(m, start + i, mi)
+            store(x, z * size + i, gi)
+            for j in range(W):
+                gi[j] = dtype(0)
+            store(g, start + i, gi)
+        ss = block_sum(ss)
+        if cuda.threadIdx.x == 0:
+            squares[z, cuda.blockIdx.x] = ss
+    return nesterov
+
+@made_once
+def normalize_kernel(W):
+    load, store = vector(W)
+
+    @cuda_kernel
+    def normalize(x, squares):
+        """x[z] /= max(|x[z]|, 1e-7), so that no singular value is above 1
+        grid (MATRIX_PARTS, n), block 256     x (n, N, K), squares as above"""
+        z, total = cuda.blockIdx.y, 0.0
+        for i in range(squares.shape[1]):
+            total += squares[z, i]
+        factor = ctype(x).type(1 / max(math.sqrt(total), 1e-7))
+        size = x.shape[1] * x.shape[2]
+        for i in range((256 * cuda.blockIdx.x + cuda.threadIdx.x) * W, size,
+                       256 * cuda.gridDim.x * W):
+            few = load(x, z * size + i)
+            for j in range(W):
+                few[j] *= factor
+            store(x, z * size + i, few)
+    return normalize
+
+@cuda_kernel
+def polynomial_kernel(out, x, a, b, c):
+    """out[z] = a I + b x[z] + c out[z]     grid (MATRIX_PARTS, n), block 256     (n, N, N) both"""
+    z, N = cuda.blockIdx.y, x.shape[1]
+    for i in range(256 * cuda.blockIdx.x + cuda.threadIdx.x, N * N, 256 * cuda.gridDim.x):
+        row, column = i // N, i % N
+        v = c * value(out[z, row, column]) + b * value(x[z, row, column])
+        if row == column:
+            v += a
+        out[z, row, column] = stored(out, v)
+
+@made_once
+def muon_kernel(W):
+    load, store = vector(W)
+
+    @cuda_kernel
+    def step(p, w, x, starts, hyper, partial):
+        """p -= muon_lr (sqrt(max(1, N / K)) x[z] + weight_decay p),   w = p, for each matrix z
+        grid (MATRIX_PARTS, n), block 256     x (n, N, K)"""
+        dtype, norm, z = p.dtype.type, gradient_norm(partial), cuda.blockIdx.y
+        if not math.isfinite(norm):
+            return
+        N, K = x.shape[1], x.shape[2]
+        keep = dtype(1 - hyper[MUON_LR] * hyper[WEIGHT_DECAY])
+        rate = dtype(hyper[MUON_LR] * math.sqrt(max(1.0, N / K)))
+        for i in range((256 * cuda.blockIdx.x + cuda.threadIdx.x) * W, N * K,
+                       256 * cuda.gridDim.x * W):
+            pi, xi = load(p, starts[z] + i), load(x, z * N * K + i)
+            for j in range(W):
+                pi[j] = keep * pi[j] - rate * xi[j]
+            store(p, starts[z] + i, pi)
+            store(w, starts[z] + i, pi)
+    return step
+
+def product_of_each(out, a, b):
+    """out[z] = a[z] b[z]     out (n, M, N), a (n, M, K), b (n, K, N), any of them transposed"""
+    if all_on_tensor_cores(out, a, b):
+        return tensor_cores().matmul.tensor_products(out, a, b)
+    batched_matmul(*map(as_4d, (out, a, b)))
+
+def polynomial_of_each(out, x, a, b, c):
+    """out[z] = a I + b x[z] + c x[z] x[z]     out, x (n, N, N)"""
+    if all_on_tensor_cores(out, x):
+        return tensor_cores().matmul.tensor_products(out, x, x, (a, b, c))
+    product_of_each(out, x, x)
+    launch(polynomial_kernel, out, x, *(number(x, v) for v in (a, b, c)),
+           grid=(MATRIX_PARTS, len(x)), block=256)
+
+def orthogonalize(x, other, gram, square, steps):
+    """In each step, for each matrix X of x:  X <- a X + b G X + c G G X,  G = X X^T, or the same
+    with G on the other side, G = X^T X, if that is smaller.  X becomes nearly U V^T.
+    Returns the array that holds the result: x or other.
+    x, other (n, N, K), gram, square (n, s, s), s = min(N, K)"""
+    tall = x.shape[1] > x.shape[2]
+    for _ in range(steps):
+        product_of_each(gram, *((transposed(x), x) if tall else (x, transposed(x))))
+        polynomial_of_each(square, gram, *ne.NEWTON_SCHULZ)
+        product_of_each(other, *((x, square) if tall else (square, x)))
+        x, other = other, x
+    return x
+
+MUON_BYTES = 256 << 20                       # of the matrices that are updated together, at most
+
+def muon_groups(cfg, dtype, part):
+    """[((N, K), starts)]: the matrices of Muon in a slice of the flat buffers, which cuts none of
+    them, in groups of one shape.  starts: first entries, counted from the slice's first one"""
+    starts, groups = {}, []
+    for start, *shape in ne.muon_matrices(cfg).tolist():
+        if part.start <= start < part.stop:
+            starts.setdefault(tuple(shape), []).append(start - part.start)
+    for shape, found in starts.items():
+        n = max(1, MUON_BYTES // (math.prod(shape) * dtype.itemsize))
+        groups += [(shape, sorted(found)[i:i + n]) for i in range(0, len(found), n)]
+    return groups
+
+def muon_sizes(groups):
+    """(numbers in x, numbers in gram, matrices) of the largest groups"""
+    return [max((f(len(starts), *shape) for shape, starts in groups), default=0) for f in (
+        lambda n, N, K: n * N * K, lambda n, N, K: n * min(N, K) ** 2, lambda n, N, K: n)]
+
+def muon_bytes(cfg, dtype, part):
+    """The bytes of Muon's working memory"""
+    size, square, n = muon_sizes(muon_groups(cfg, dtype, part))
+    return 2 * (size + square) * dtype.itemsize + 8 * n * MATRIX_PARTS
+
+class Muon:
+    """Updates those matrices of a slice of the parameters that Muon updates."""
+
+    def __init__(self, cfg, dtype, part):
+        """part: slice of the flat buffers; it cuts no matrix     dtype: of matrix products"""
+        groups = muon_groups(cfg, dtype, part)
+        size, square, n = muon_sizes(groups)
+        self.groups = [(shape, to_device(starts, np.int64)) for shape, starts in groups]
+        firsts = [part.start, *(x for _, starts in groups for x in starts)]
+        self.W = 4 if all(x % 4 == 0 for x in firsts) else 1         # neighbours loaded at once
+        self.x, self.other = new(size, dtype), new(size, dtype)
+        self.gram, self.square = new(square, dtype), new(square, dtype)
+        self.squares = new((n, MATRIX_PARTS), np.float64)
+
+    def update(self, entries, hyper, steps, partial, results):
+        """Queues Muon on its matrices: clips, updates, sets their gradients to zero, and stores |g|
+        in results[-1].  If |g| is not finite, nothing else changes.
+        entries: Entries of its part; v is not used     steps: Newton-Schulz iterations
+        hyper, partial, results: as in adamw"""
+        for (N, K), starts in self.groups:
+            n, s = starts.size, min(N, K)
+            x, other = (view(buffer, 0, (n, N, K)) for buffer in (self.x, self.other))
+            gram, square = (view(buffer, 0, (n, s, s)) for buffer in (self.gram, self.square))
+            grid = MATRIX_PARTS, n
+            launch(nesterov_kernel(self.W), x, self.squares, entries.g, entries.m, starts, hyper,
+                   partial, results, grid=grid, block=256)
+            launch(normalize_kernel(self.W), x, self.squares, grid=grid, block=256)
+            x = orthogonalize(x, other, gram, square, steps)
+            launch(muon_kernel(self.W), entries.p, entries.w, x, starts, hyper, partial,
+                   grid=grid, block=256)
 
 # ==== 9 Inference ====
 @cuda_kernel
@@ -2047,6 +2275,8 @@ BOUNDS = {"bf16": (1.25, 1.5), "f32": (24, 96), "f64": (32, 64)}
 BOUNDS_DW = (128, 192)
 BOUNDS_ROWS = (320, 480)                     # x has 17 bits: NumPy with these roundings: 160, 170
 BOUNDS_PROMPT = (4, 5)                       # in bf16: NumPy with the same roundings: 2, 2.5
+BOUNDS_MUON = (5, 9)                         # of bf16, with products in bf16.  NumPy with the same
+                                             # roundings: 2.1, 3.7
 
 def relative_error(x, y):
     """|x - y| / |y|, or |x - y| if y is zero"""
@@ -2063,6 +2293,8 @@ def errors(x, y):
 
 def bounds(name, kind):
     """The largest errors() that an output of kernel `name` may have when it is stored as `kind`"""
+    if name == "muon, bf16":
+        return [ROUNDOFF["bf16"] * n for n in BOUNDS_MUON]
     roundoffs = BOUNDS[kind]
     if name.startswith("matmul_dw") and kind == "f32":
         roundoffs = BOUNDS_DW
@@ -2214,6 +2446,7 @@ def test_groups(quick):
               "rmsnorm": add_rmsnorm_tests, "attention": add_rope_and_attention_tests,
               "swiglu": add_swiglu_tests, "cross_entropy": add_cross_entropy_tests,
               "bias, head_norm": add_bias_and_head_norm_tests, "adamw": add_adamw_tests,
+              "muon": add_muon_tests,
               "decode": add_decode_tests, "ranks": add_rank_tests}
     if kernel_path() != "portable":
         groups |= tensor_cores().selftests.GROUPS
@@ -2359,6 +2592,36 @@ def add_adamw_tests(ops):
         g = g + np.where(np.arange(N) == N // 2, math.nan, 0)        # then nothing may change
         ops.add(adamw_nan_test, [p, m, v], [g, np.zeros(1), N // 2, hyper], [p, m, v], "adamw, NaN",
                 ("f32", "f64"))
+
+def add_muon_tests(ops):
+    """One step from parameters of 0: they become the update itself, which is not lost in them."""
+    hyper = ne.hyper_at(2, 1e-2, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0, muon_lr=0.02,
+                        momentum=0.9, newton_schulz=3, embedding_lr=4.0)
+    for sizes in (dict(), dict(n_embd=37, n_head=3, n_kv_head=1, head_dim=14, n_hidden=75),
+                  dict(n_embd=264, n_head=4, n_kv_head=2, head_dim=64, n_hidden=520)):
+        cfg = replace(ne.PRESETS["small"], n_layer=2, vocab_size=16, **sizes)
+        part = ne.muon_slice(cfg)
+        n = part.stop - part.start
+        outputs = [as_sum(x) for x in (np.zeros(n), ops.normal(n), 0.1 * ops.normal(n))]
+        for name, dtypes in ("muon", ("f32", "f64")), ("muon, bf16", ("bf16",)):
+            ops.add(muon_test, outputs, [ops.normal(8), cfg, hyper], muon_on_cpu, name, dtypes)
+
+def muon_on_cpu(p, g, m, like, cfg, hyper):
+    """nanoeuler.muon of these parts of the flat buffers"""
+    part, scratch = ne.muon_slice(cfg), [ne.aligned(x, np.float64) for x in ne.muon_shapes(cfg, 1)]
+    whole = [ne.aligned((part.stop,), np.float64) for _ in range(3)]
+    for x, y in zip(whole, (p, g, m)):
+        x[:part.start], x[part] = 0, y
+    scale = ne.clipping(ne.gradient_norm(whole[1]), hyper)
+    ne.muon(*whole, ne.muon_matrices(cfg), hyper, scale, ne.MuonScratch(*scratch))
+    p[:], g[:], m[:] = (x[part] for x in whole)
+
+def muon_test(p, g, m, like, cfg, hyper):
+    """like: an array in the type of matrix products"""
+    partial, muon = new(NORM_PARTS, np.float64), Muon(cfg, like.dtype, ne.muon_slice(cfg))
+    square_sums(partial, g)
+    muon.update(Entries(p, new(p.size, like.dtype), g, m, None), to_device(hyper, np.float64),
+                int(hyper.newton_schulz), partial, new(1, np.float64))
 
 def add_decode_tests(ops):
     for cfg in (replace(ne.PRESETS["small"], n_layer=2, seq_len=70, vocab_size=61),

@@ -122,18 +122,25 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs((tiles(N, 128), tiles(M, 128), Z * H), (16, 16))
         apart(out, a, b)
 
-    def wgmma_kernel_kernel(self, map_a, map_b, map_out, semaphores, M, N, K, splits):
+    def wgmma_kernel_kernel(self, map_a, map_b, map_out, semaphores, x, M, N, K, splits):
         f, maps = constants(self.kernel), map_a.gpu_data.device.maps
         accumulate = constants(f["write_tile"])["accumulate"]
-        a, b, out = (maps[x.gpu_data.address] for x in (map_a, map_b, map_out))
+        a, b, out = (maps[y.gpu_data.address] for y in (map_a, map_b, map_out))
+        n = splits if constants(f["locate"])["batched"] else 1
+        assert all(y[6:7] == ((n,) if len(y) > 6 else ()) for y in (a, b, out))
+        if constants(f["add_polynomial"])["is_polynomial"]:
+            assert x.shape == (n, M, M) and M == N == K and extent(x)[0] == a[0]
         assert a[1:3] == ((K, M) if f["a_mn"] else (M, K)) and a[4] == (64 if f["a_mn"] else 128)
         assert b[1:3] == ((K, N) if f["b_mn"] else (N, K)) and b[4] == (64 if f["b_mn"] else 256)
         assert a[5] == b[5] == 2 and out[1:3] == (M, N) and out[4] == 64
-        assert out[5] == (4 if accumulate else 2) and 1 <= splits <= tiles(K, 64)
-        assert splits == 1 or accumulate and semaphores.size >= 2 * tiles(M, 128) * tiles(N, 256)
-        assert splits == 1 or launches.check_once(launches.need_resident) in self.asked
+        assert out[5] == (4 if accumulate else 2) and 1 <= splits
+        if len(a) == 6:
+            assert splits <= tiles(K, 64)
+            enough = semaphores.size >= 2 * tiles(M, 128) * tiles(N, 256)
+            assert splits == 1 or accumulate and enough
+            assert splits == 1 or launches.check_once(launches.need_resident) in self.asked
         first, end = out[0], out[0] + (M - 1) * out[3] + out[5] * N
-        for pointer, rows, columns, stride, _, size in (a, b):
+        for pointer, rows, columns, stride, _, size, *_ in (a, b):
             assert end <= pointer or pointer + (rows - 1) * stride + size * columns <= first
         self.runs(min(tiles(M, 128) * tiles(N, 256) * splits, 46), 384, WGMMA_SMEM)
 
@@ -145,6 +152,14 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
     def mma_kernel_kernel(self, out, a, b, semaphores, M, N, K, splits):
         a_mn, b_mn = (constants(constants(self.kernel)[f"of_{x}"].issue_loads)["mn"] for x in "ab")
+        if out.ndim == 3:
+            assert out.shape[0] == a.shape[0] == b.shape[0] and splits == 1
+            apart(out, a, b)
+            self.runs((tiles(M, 128) * tiles(N, 128), len(out)), 128, MMA_SMEM)
+            assert all(x.strides[0] % 16 == 0 for x in (a, b, out))
+            out, a, b = out[0], a[0], b[0]
+        else:
+            self.runs(tiles(M, 128) * tiles(N, 128) * splits, 128, MMA_SMEM)
         assert a.shape == ((K, M) if a_mn else (M, K))
         assert b.shape == ((K, N) if b_mn else (N, K)) and N % 4 == 0
         assert a.dtype == b.dtype == np.uint16
@@ -153,7 +168,6 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         accumulate = out.dtype == np.float32
         assert splits == 1 or accumulate and semaphores.size >= tiles(M, 128) * tiles(N, 128)
         apart(out, a, b)
-        self.runs(tiles(M, 128) * tiles(N, 128) * splits, 128, MMA_SMEM)
 
     def embedding_forward_kernel(self, x, tokens, wte):
         assert x.shape[0] <= tokens.size and x.shape[1] == wte.shape[1]
@@ -294,6 +308,37 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert p.shape == w.shape == g.shape == m.shape == v.shape and 0 <= n_decay <= p.size
         assert hyper.shape == (len(ne.Hyper._fields),) and self.block == (256, 1, 1)
         apart(p, g, m, v)
+
+    def of_matrices(self, x, starts, *flat):
+        """What the kernels of Muon share: matrices (n, N, K), and where they are in flat buffers"""
+        n, N, K = x.shape
+        assert starts.shape == (n,) and starts.dtype == np.int64
+        first = starts.gpu_data.device.read(starts)
+        W = constants(self.kernel)["W"] if "W" in constants(self.kernel) else 1
+        for y in flat:
+            assert y.ndim == 1 and N * K <= y.size and first.max() + N * K <= y.size
+            assert extent(y)[0] % (W * y.dtype.itemsize) == 0
+        self.runs((nc.MATRIX_PARTS, n), 256)
+
+    def nesterov_kernel_nesterov(self, x, squares, g, m, starts, hyper, partial, results):
+        self.of_matrices(x, starts, g, m)
+        assert len(squares) >= len(x) and squares.shape[1] == nc.MATRIX_PARTS
+        assert hyper.shape == (len(ne.Hyper._fields),)
+        apart(x, g, m)
+
+    def normalize_kernel_normalize(self, x, squares):
+        assert len(squares) >= len(x) and squares.shape[1] == nc.MATRIX_PARTS
+        self.runs((nc.MATRIX_PARTS, len(x)), 256)
+
+    def polynomial_kernel(self, out, x, a, b, c):
+        assert out.shape == x.shape and x.shape[1] == x.shape[2]
+        self.runs((nc.MATRIX_PARTS, len(x)), 256)
+        apart(out, x)
+
+    def muon_kernel_step(self, p, w, x, starts, hyper, partial):
+        self.of_matrices(x, starts, p, w)
+        assert hyper.shape == (len(ne.Hyper._fields),)
+        apart(p, x)
 
     def add_in_order_kernel(self, g, others, rank):
         assert g.ndim == 1 and g.size <= others.shape[1] and 0 <= rank < len(others)
@@ -490,9 +535,12 @@ class Device:
         return out
 
     def tensor_map(self, *key):
-        """cuTensorMapEncodeTiled: what it asks of a matrix"""
-        pointer, rows, columns, stride, box_rows, size = key
+        """cuTensorMapEncodeTiled: what it asks of a matrix, or of n matrices"""
+        pointer, rows, columns, stride, box_rows, size, *batch = key
         assert pointer % 16 == 0 == stride % 16 and size in (2, 4), "copies go in steps of 16 bytes"
+        if batch:
+            n, matrix_stride = batch
+            assert n > 0 and matrix_stride % 16 == 0 and matrix_stride >= rows * stride
         assert 0 < rows < 1 << 32 and 0 < size * columns <= stride < 1 << 40 and 0 < box_rows <= 256
         x = self.array(16, np.uint64)
         self.maps[x.gpu_data.address] = key
@@ -601,11 +649,15 @@ def wide_norms(C, dtype):
     nc.rmsnorm_backward(dx, gain, y, partial, saved, gain, rstd)
 
 
+MUON = ne.Hyper(*np.ones(8), muon_lr=0.02, momentum=0.9, newton_schulz=3, embedding_lr=4.0)
+
+
 def everything(cfg, B, T, dtype="f32", naive=False):
     """All that a model can do, once."""
     model = blank(cfg, dtype, naive)
     losses, norm = step(model, B, T)
     assert losses.shape == (cfg.n_mtp,) and norm == 0
+    model.update(MUON)
     ids = np.zeros((B + 1, T), np.int32)     # the last micro-batch is not full
     assert not model.losses(ids, ids).any()
     everything_of(model.decoder(), cfg.seq_len)
@@ -618,6 +670,10 @@ def everything_of_a_rank(cfg, B, T, dtype="f32"):
     model = rank_of(1, 2, cfg, np.zeros(ne.n_params(cfg), np.float32), dtype=dtype)
     step(model, B, T)
     model.buffers()
+    with_muon = rank_of(1, 2, cfg, np.zeros(ne.n_params(cfg), np.float32), dtype=dtype,
+                        options=SimpleNamespace(dtype=dtype, matmul="wgmma", recompute=False,
+                                                optimizer="muon"))
+    with_muon.update(MUON)
 
 
 def everything_of(decoder, T):

@@ -101,7 +101,7 @@ def test_every_product_of_a_step_is_measured(device):
     def launched(f):                         # output and M, N, K, splits
         device.launches.clear()
         f()
-        return {(a[3].shape, *a[4:8]) for a in (x.args for x in device.launches
+        return {(a[3].shape, *a[5:9]) for a in (x.args for x in device.launches
                                                 if x.name == "wgmma_kernel_kernel")}
 
     alone = launched(lambda: measured("matmul"))

@@ -32,15 +32,20 @@ DOUBLE = {
     "cross_entropy_kernel_fused": "weight of the loss: 1 / count of all targets of a step",
     "adamw_kernel_update": "hyperparameters, once a thread: 1 - beta2 in float32 has three digits",
     "sum_rows_kernel": "sums of losses", "square_sums_kernel": "sums of squares",
+    "nesterov_kernel_nesterov": "hyperparameters, and the sum of squares of a matrix",
+    "normalize_kernel_normalize": "the same sum", "muon_kernel_step": "hyperparameters",
     "choose_kernel_choose": "probabilities, as nanoeuler.sample has them"}
 # those of them that may make a float64 of a float32, because they sum
-WIDENS = {"sum_rows_kernel", "square_sums_kernel", "choose_kernel_choose"}
+WIDENS = {"sum_rows_kernel", "square_sums_kernel", "nesterov_kernel_nesterov",
+          "choose_kernel_choose"}
 
 # bytes of stack by head size: attention on mma.sync wants more than 255 registers
 SPILLS = {128: 512}
 # the same of the product of many rows, 128 registers a thread, where the addresses of W's rows take
 # two each: Hopper's copy engine brings W to shared memory instead
 SPILLS_OF_ROWS = {"product_kernels_gate_up": 16, "product_kernels_down": 8}
+# and of a product whose epilogue reads a matrix, once a tile: all loads are under way together
+SPILLS_OF_POLYNOMIAL = 160
 # bytes of arrays that another compiler, that of sm_100 and newer, leaves in memory: what was in the
 # output of dW, 32 numbers, once a tile; the sums of a product of rows, up to 32, and what is split
 STACK = {("mma_kernel_kernel", "sm_120"): 128,
@@ -121,6 +126,8 @@ def complaints(x, arch, built=None):
     spills = SPILLS.get(D, 0) if x.name.startswith("tensor_attention") else 0
     if arch != "sm_90a":
         spills = max(spills, SPILLS_OF_ROWS.get(x.name, 0))
+    if (add_polynomial := constants(x.kernel).get("add_polynomial")):
+        spills = max(spills, SPILLS_OF_POLYNOMIAL * constants(add_polynomial)["is_polynomial"])
     stack = max(spills, STACK.get((x.name, arch), 0))
     if not holds(x.types, types.float64) or x.name in DOUBLE:
         if built.stack > stack or (built.stores or built.loads) and not spills:

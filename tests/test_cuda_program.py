@@ -114,19 +114,17 @@ def test_two_models_on_this_device(dry, checkpoint, tmp_path):
 
 
 def test_a_run_of_the_cpu_goes_on_here_and_there_again(life, text, capsys):
-    """AdamW's, with settings that only one of the engines has; not Muon's."""
-    start = ("train", "--data", text, *FAST, "--steps", 2, "--out")
-    run(*start, "adamw.bin", "--optimizer", "adamw", "--dtype", "f32")
-    run(*start, "muon.bin")
-    assert verb("tr", "--out", "adamw.bin", "--steps", 4) == 0, capsys.readouterr().err
-    assert ne.read_checkpoint("adamw.bin").state.step == 4
-    run("train", "--resume", "--out", "adamw.bin", "--steps", 6)
-    o = ne.read_checkpoint("adamw.bin").state.options
-    assert o["optimizer"] == "adamw" and o["dtype"] == "f32" and o["mtp_until"] == 1
-    capsys.readouterr()
-    assert verb("tr", "--out", "muon.bin", "--steps", 4) == 2
-    said = capsys.readouterr().err
-    assert "muon.bin was trained with muon" in said and said.count("\n") == 1
+    """With settings that only one of the engines has."""
+    start = ("train", "--data", text, *FAST, "--steps", 2, "--dtype", "f32", "--out")
+    run(*start, "adamw.bin", "--optimizer", "adamw")
+    run(*start, "muon.bin", "--momentum", 0.8)
+    for name in ("adamw", "muon"):
+        assert verb("tr", "--out", f"{name}.bin", "--steps", 4) == 0, capsys.readouterr().err
+        assert ne.read_checkpoint(f"{name}.bin").state.step == 4
+        run("train", "--resume", "--out", f"{name}.bin", "--steps", 6)
+        o = ne.read_checkpoint(f"{name}.bin").state.options
+        assert o["optimizer"] == name and o["dtype"] == "f32"
+    assert o["momentum"] == 0.8 and o["muon_lr"] == 0.02 and o["mtp_until"] == 0.3
 
 
 def test_a_setting_that_is_none_is_refused_in_a_line(life, capsys):
@@ -217,13 +215,16 @@ def test_a_window_is_said_at_the_start(life, capsys):
     assert said.err.count("generation is slower: the model has norms") == 1      # of two decoders
 
 
-def test_settings_of_muon_are_refused(dry):
-    """AdamW in its place would be silent."""
-    model = blank(TINY)
-    with pytest.raises(ne.UserError, match="muon_lr is 0.02.*train") as e:
-        model.update(ne.Hyper(*np.ones(8), muon_lr=0.02))
-    assert "\n" not in str(e.value)
-    model.update(ne.Hyper(*np.ones(8)))
+def test_a_run_by_muon(life, capsys):
+    """Its settings, its memory, and a resumed run"""
+    muon = "--optimizer", "muon", "--momentum", 0.8
+    assert verb("t", *life, *muon, "--steps", 2) == 0
+    said = capsys.readouterr().out
+    assert "Muon             lr 0.005, momentum 0.8" in said and "Muon's matrices" in said
+    assert verb("tr", "--steps", 3) == 0
+    assert ne.read_checkpoint("nanoeuler.bin").state.options["newton_schulz"] == 3
+    assert verb("t", *life, "--force", "--momentum", 0.8, "--steps", 2) == 2
+    assert "momentum is a setting of Muon" in capsys.readouterr().err
 
 
 def test_a_gpu_for_which_nothing_compiles_is_a_problem_with_a_remedy(dry, monkeypatch):

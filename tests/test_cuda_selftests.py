@@ -70,6 +70,8 @@ def test_one_wrong_entry_is_a_fault_of_any_kernel(smaller):
             small = 6e-5
         if name.startswith("prompt"):        # twenty roundings
             small = 0.025
+        if name == "muon, bf16":             # ten, each of which the polynomial makes larger
+            small = 0.04
         for wrong in (x.flat[at] + small * (np.abs(y).max() or 1), np.nan, np.inf):
             spoilt = x.copy()
             spoilt.flat[at] = wrong

@@ -38,8 +38,11 @@ configs = pytest.mark.parametrize("cfg", CFGS.values(), ids=CFGS)
 ways = pytest.mark.parametrize("naive", [False, True], ids=["flash", "naive"])
 
 
-def hyper(step):
-    return ne.hyper_at(step, 1e-2, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0)
+def hyper(step, **muon):
+    return ne.hyper_at(step, 1e-2, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0, **muon)
+
+
+MUON = dict(muon_lr=0.02, momentum=0.9, newton_schulz=3, embedding_lr=4.0)
 
 
 def batch(cfg, B, seed, T=None):
@@ -49,14 +52,14 @@ def batch(cfg, B, seed, T=None):
             rng.integers(-1, cfg.vocab_size, (cfg.n_mtp, B, T), np.int32))
 
 
-def train(model, steps=3):
+def train(model, steps=3, **muon):
     """What a few steps of two micro-batches leave behind, as bytes."""
     out = []
     for step in range(1, steps + 1):
         for seed in range(2):
             tokens, targets = batch(model.cfg, 3, 10 * step + seed)
             model.gradient(tokens, targets, ne.loss_weights(targets, 0.3))
-        ce, norm = model.update(hyper(step))
+        ce, norm = model.update(hyper(step, **muon))
         assert np.isfinite(ce).all() and 0 < norm < np.inf
         out += [ce.tobytes(), np.float64(norm).tobytes()]
     return out + [x.tobytes() for x in model.buffers()]
@@ -98,7 +101,7 @@ def kill_at(step, log, *args):
 
 @pytest.mark.timeout(900)
 def test_a_killed_stage_ends_in_the_same_bytes(tmp_path):
-    """Pretraining, fine-tuning and preferences, each killed at step 20 of 60, and resumed."""
+    """Pretraining by Muon, fine-tuning and preferences, killed at step 20 of 60, and resumed."""
     def state(name):
         c = ne.read_checkpoint(str(tmp_path / name))
         return c.state.step, c.flat.tobytes(), [x.tobytes() for x in c.moments]
@@ -108,7 +111,8 @@ def test_a_killed_stage_ends_in_the_same_bytes(tmp_path):
     pairs = (ROOT / "data/preferences_sample.jsonl").read_text(encoding="utf-8").splitlines()[:600]
     (tmp_path / "pairs.jsonl").write_text("\n".join(pairs), encoding="utf-8")
     for verb, again, source, data in (
-            ("t", ["tr"], ["--preset", "small", "--batch", 4096], ROOT / "data/shakespeare.txt"),
+            ("t", ["tr"], ["--preset", "small", "--batch", 4096, "--optimizer", "muon"],
+             ROOT / "data/shakespeare.txt"),
             ("s", ["s", "--resume"], [tmp_path / "t.bin"], ROOT / "data/instructions.json"),
             ("d", ["d", "--resume"], [tmp_path / "s.bin"], tmp_path / "pairs.jsonl")):
         args = (verb, *source, "--data", data, *often)
@@ -130,6 +134,49 @@ def test_both_programs_take_the_same_steps(tmp_path):
                 for name in ("gpu.jsonl", "cpu.jsonl"))
     assert len(gpu) == len(cpu) == 50 and cpu[-1] < cpu[0] - 1
     assert np.abs(np.subtract(gpu, cpu)).max() < 5e-5
+
+
+@pytest.mark.parametrize("cfg", [CFGS["odd"], CFGS["eights"]], ids=["odd", "eights"])
+@pytest.mark.parametrize("dtype, bound", [("f64", 1e-10), ("f32", 1e-3), ("bf16", 0.1)])
+def test_muon_is_that_of_the_cpu(cfg, dtype, bound):
+    """Three steps with the same gradients, of a few strong directions as real ones are.  The bound
+    is on the error of what each tensor has moved: three Newton-Schulz steps multiply an error by up
+    to 3.4 each."""
+    flat = random_flat(cfg, 1, np.float64)
+    cpu, gpu = ne.Model(cfg, flat.copy()), nc.Model(cfg, flat.astype(SIZE[dtype]), dtype=dtype)
+    rng, before = np.random.default_rng(2), ne.named(cfg, gpu.buffers()[0].astype(np.float64))
+    for step in range(1, 4):
+        g = rng.standard_normal(flat.size)
+        for x in ne.named(cfg, g).values():
+            if x.ndim == 2:
+                x += 9 * np.outer(rng.standard_normal(len(x)), rng.standard_normal(x.shape[1]))
+        cpu.g_flat[:] = g
+        gpu.g_flat.copy_to_device(g.astype(gpu.master))
+        _, expected = cpu.update(hyper(step, **MUON))
+        _, norm = gpu.update(hyper(step, **MUON))
+        assert norm == pytest.approx(expected, rel=1e-6) and not gpu.g_flat.copy_to_host().any()
+    ends = nc.to_host(gpu.flat).astype(np.float64)
+    for name, x in ne.named(cfg, ends).items():
+        y = ne.named(cfg, cpu.flat)[name]
+        assert nc.relative_error(x, y) < bound * nc.relative_error(y, before[name]), name
+
+
+def test_a_run_by_muon_goes_on_in_the_other_program(tmp_path):
+    """Both programs resume a checkpoint of either, with its moments and settings."""
+    args = ("--data", ROOT / "data/shakespeare.txt", "--batch", 2048, "--optimizer", "muon",
+            "--muon-lr", 0.02, "--steps", 8, "--dtype", "f32")
+    cli("t", "--preset", "small", *args, "--out", tmp_path / "gpu.bin")
+    cpu = nanoeuler("train", "small", *args, "--out", tmp_path / "cpu.bin", cwd=ROOT)
+    assert cpu.returncode == 0, cpu.stderr
+    cli("tr", "--steps", 12, "--out", tmp_path / "cpu.bin")
+    said = nanoeuler("train", "--resume", "--steps", 12, "--out", tmp_path / "gpu.bin", cwd=ROOT)
+    assert said.returncode == 0, said.stderr
+    for name in ("cpu", "gpu"):
+        c = ne.read_checkpoint(str(tmp_path / f"{name}.bin"))
+        m, v = (ne.views(x, ne.param_table(c.cfg)) for x in c.moments)
+        assert c.state.step == 12 and m.qkv.any() and not v.qkv.any() and v.wte.any()
+        log = [r["loss"] for r in read_log(str(tmp_path / f"{name}.jsonl")) if "loss" in r]
+        assert len(log) == 12 and max(log[8:]) < log[0]
 
 
 def test_eval_is_that_of_the_cpu_and_init_begins_there(tmp_path):
@@ -233,6 +280,18 @@ def test_a_replayed_graph_computes_the_same_bits(name, dtype, naive, monkeypatch
     assert sum(graph.graph is not None for graph in graphs) == 2
 
 
+@pytest.mark.parametrize("dtype", SIZE)
+@pytest.mark.parametrize("name", ["odd", "eights"])
+def test_muon_computes_the_same_bits_twice_and_in_a_graph(name, dtype, monkeypatch):
+    monkeypatch.setattr(nc.Graph, "enabled", False)
+    plain = train(engine(CFGS[name], dtype), **MUON)
+    monkeypatch.setattr(nc.Graph, "enabled", True)
+    for _ in range(2):
+        model = engine(CFGS[name], dtype)
+        assert train(model, **MUON) == plain
+        assert [graph.graph is not None for graph in model.updates.values()] == [True]
+
+
 @configs
 @ways
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
@@ -240,16 +299,17 @@ def test_two_runs_compute_the_same_bits(cfg, dtype, naive):
     assert train(engine(cfg, dtype, naive)) == train(engine(cfg, dtype, naive))
 
 
+@pytest.mark.parametrize("muon", [{}, MUON], ids=["adamw", "muon"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_bad_gradient_leaves_everything_as_it_was(bad):
+def test_a_bad_gradient_leaves_everything_as_it_was(bad, muon):
     model = engine(TINY)
-    train(model)
+    train(model, **muon)
     model.gradient(*batch(TINY, 3, 5), np.ones(TINY.n_mtp))
     before = [x.copy() for x in model.buffers()]
     g = nc.to_host(model.g_flat)
     g[g.size // 2] = bad
     model.g_flat.copy_to_device(g, stream=nc.gpu.stream)
-    _, norm = model.update(hyper(4))
+    _, norm = model.update(hyper(4, **muon))
     assert not np.isfinite(norm)
     for x, y in zip(model.buffers(), before):
         assert np.array_equal(x, y)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -458,6 +459,33 @@ def test_what_one_rank_sends_another_receives(dtype, size, piece, dry, monkeypat
     for rank, sizes in others:
         assert len(sizes) == len(first)
         for (sent0, received0), (sent, received) in zip(first, sizes):
+            assert (sent0[rank], received0[rank]) == (received[0], sent[0])
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_muon_has_whole_matrices_on_every_rank(size, dry):
+    from dry_gpu import MUON, rank_of
+    cfg = replace(ne.PRESETS["small"], vocab_size=300, seq_len=32)
+    n, starts = ne.n_params(cfg), ne.muon_matrices(cfg)[:, 0].tolist()
+    options = SimpleNamespace(dtype="bf16", matmul="wgmma", recompute=False, optimizer="muon")
+    ends, updated, exchanged = [0], 0, []
+    for rank in range(size):
+        model = rank_of(rank, size, cfg, np.zeros(n, np.float32), options=options)
+        own = model.owned(n)
+        assert own.start == ends[-1] and model.m.size == own.stop - own.start > 0
+        ends.append(own.stop)
+        dry.launches.clear()
+        model.update(MUON)
+        exchanged.append(model.links.sizes)
+        named = [x for x in dry.launches if x.name == "nesterov_kernel_nesterov"]
+        updated += sum(x.args[4].size for x in named)    # starts: matrices of a group
+        assert all(x.args[2].size == own.stop - own.start for x in named)
+    part = ne.muon_slice(cfg)
+    assert ends[-1] == n and updated == len(starts)
+    assert all(x in starts or not part.start < x < part.stop for x in ends)
+    assert max(np.diff(ends)) < 2 * n / size             # nobody has much more than the others
+    for rank, sizes in enumerate(exchanged):
+        for (sent0, received0), (sent, received) in zip(exchanged[0], sizes, strict=True):
             assert (sent0[rank], received0[rank]) == (received[0], sent[0])
 
 

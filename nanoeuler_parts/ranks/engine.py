@@ -14,10 +14,10 @@ from numba.cuda.cudadrv.devicearray import DeviceNDArray
 import nanoeuler as ne
 from bpe import need, UserError
 from nanoeuler_cuda import (
-    adamw, cdiv, cuda_kernel, Entries, gpu, launch, Model, new, NORM_PARTS, square_sums, to_host,
-    view,
+    cdiv, cuda_kernel, gpu, launch, Model, new, NORM_PARTS, square_sums, to_host, view,
 )
 from nanoeuler_parts.gpu.doctor import NCCL
+from nanoeuler_parts.gpu.launches import at_most
 
 def share(n, rank, size):
     """Returns the rank's share of n things, as a slice.  Shares are equal, except the last ones,
@@ -30,6 +30,13 @@ def shard(n, rank, size):
     kernels may load vectors of 8."""
     x = share(cdiv(n, 8), rank, size)
     return slice(min(n, 8 * x.start), min(n, 8 * x.stop))
+
+def uncut(x, starts):
+    """Returns a boundary x of shards, or the start of the nearest matrix if x is inside of one.
+    starts: of adjacent matrices, and the end of the last one, ascending"""
+    if not starts or not starts[0] < x < starts[-1]:
+        return x
+    return min(starts, key=lambda start: abs(start - x))
 
 class Stopping:
     """The request to stop a run, for all ranks.  It is true once all ranks know that one of them
@@ -62,14 +69,17 @@ class DataParallel:
         buffers            the shards of parameters and moments"""
     ranks = None
     stopping = Stopping()
+    muon_starts = ()                         # with Muon: where its matrices start, and their end
 
     def owned(self, n):
         """Returns the shard of n parameters that this rank owns, as a slice."""
-        return shard(n, self.ranks.rank, self.ranks.size)
+        return self.shards(n)[self.ranks.rank]
 
     def shards(self, n):
-        """Returns the shards of all ranks, in order."""
-        return [shard(n, rank, self.ranks.size) for rank in range(self.ranks.size)]
+        """Returns the shards of all ranks, in order.  They cut no matrix that Muon updates."""
+        shards = [shard(n, rank, self.ranks.size) for rank in range(self.ranks.size)]
+        return [slice(uncut(x.start, self.muon_starts), uncut(x.stop, self.muon_starts))
+                for x in shards]
 
     def mine(self, n):
         """Returns this rank's share of n sequences, as a slice."""
@@ -97,7 +107,6 @@ class DataParallel:
 
         The first `ranks.all` notices a lost rank while the GPU still computes gradients.  Later,
         all GPUs would wait for each other."""
-        need(not hyper.muon_lr, "several GPUs support AdamW only, not Muon")
         self.ranks.all("", "a step")
         self.sum_gradients()
         results = self.update_shard(hyper)
@@ -201,8 +210,12 @@ class RankedModel(DataParallel, Model):
 
     def __init__(self, cfg, flat, moments=(), *how, **chosen):
         n, size = flat.size, self.ranks.size
-        last = self.shards(n)[-1]
-        need(last.stop > last.start, f"{n:,} parameters are too few for {size} GPUs; use fewer")
+        options = how[0] if how else chosen.get("options")
+        if getattr(options, "optimizer", "") == "muon":
+            starts = sorted(ne.muon_matrices(cfg)[:, 0].tolist())
+            self.muon_starts = [*starts, ne.muon_slice(cfg).stop]
+        need(all(x.stop > x.start for x in self.shards(n)),
+             f"{n:,} parameters are too few for {size} GPUs; use fewer")
         super().__init__(cfg, flat, moments, *how, **chosen)
         self.received = new((size, self.piece(n)), self.master)      # row r is from rank r
         self.partials = new((size, NORM_PARTS), np.float64)
@@ -214,13 +227,13 @@ class RankedModel(DataParallel, Model):
 
     def piece(self, n):
         """Returns how many numbers of a shard's gradient one transfer has."""
-        return min(PIECE, self.shards(n)[0].stop)
+        return min(PIECE, max(x.stop - x.start for x in self.shards(n)))
 
     def pieces(self):
         """Yields lists of one slice of the flat buffers per rank: the next piece of each shard.
         Slices of the last lists may be empty."""
         shards = self.shards(self.flat.size)
-        for at in range(0, shards[0].stop, PIECE):
+        for at in range(0, max(x.stop - x.start for x in shards), PIECE):
             yield [slice(min(x.stop, x.start + at), min(x.stop, x.start + at + PIECE))
                    for x in shards]
 
@@ -252,22 +265,17 @@ class RankedModel(DataParallel, Model):
                 launch(add_in_order_kernel, g[rank], self.received, rank, grid=1024, block=256)
 
     def update_shard(self, hyper):
-        """Queues AdamW for this rank's shard, clipped by the norm of the whole gradient.  Returns a
-        function that waits for it and returns (summed CE of each head over this rank's sequences,
-        |g|)."""
+        """Queues the update of this rank's shard, clipped by the norm of the whole gradient.
+        Returns a function that waits for it and returns (summed CE of each head over this rank's
+        sequences, |g|)."""
         rank, n, own = self.ranks.rank, self.flat.size, self.owned(self.flat.size)
         own_g = span(self.g_flat, own.start, own.stop)
-        self.staged_hyper[:] = hyper         # it must live until the driver has read it
-        self.hyper.copy_to_device(self.staged_hyper, stream=gpu.stream)
+        steps = self.stage_hyper(hyper)
         partials = [self.partials[r] for r in range(self.ranks.size)]
         square_sums(partials[rank], own_g)
         self.links.exchange([partials[rank]] * self.ranks.size, partials)
-        for x in self.without_heads_off(own):
-            buffers = [span(y, x.start, x.stop) for y in (self.flat, self.copies, self.g_flat)]
-            moments = [span(y, x.start - own.start, x.stop - own.start)
-                       for y in (self.m, self.v)]
-            adamw(Entries(*buffers, *moments), self.n_decay - x.start, self.hyper,
-                  view(self.partials, 0, (self.partials.size,)), self.results)
+        with at_most(self.top, self.update_maps):
+            self.queue_optimizers(steps, view(self.partials, 0, (self.partials.size,)))
         self.weighted_heads = set()
         for stale in span(self.g_flat, 0, own.start), span(self.g_flat, own.stop, n):
             if stale is not None:            # other shards' gradients: the next step adds to them

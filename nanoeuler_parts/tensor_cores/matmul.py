@@ -1,7 +1,8 @@
-"""Matrix products on tensor cores: `tensor_matmul`, which 4.1 of nanoeuler_cuda.py calls.
+"""Matrix products on tensor cores: `tensor_matmul`, which 4.1 of nanoeuler_cuda.py calls, and
+`tensor_products` of a batch, for Muon in 6.
 
 Contents
-    the order of the work, and split-K, on both paths
+    the order of the work, split-K, and epilogues, on both paths
     the kernel of path mma
     the kernel of path wgmma
     the number of splits
@@ -12,7 +13,7 @@ import functools
 import numpy as np
 from numba import cuda, types
 
-from nanoeuler_cuda import cdiv, filled, kernel_path
+from nanoeuler_cuda import cdiv, filled, kernel_path, transposed
 from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, launch, made_once
 from nanoeuler_parts.gpu.numbers import f32, u32, u64, vector
 from nanoeuler_parts.tensor_cores.ptx import (
@@ -22,7 +23,8 @@ from nanoeuler_parts.tensor_cores.ptx import (
     map_of, mbarrier_arrive, MBARRIER_BYTES, mbarrier_expect, mbarrier_fence, mbarrier_init,
     mbarrier_wait, next_turn, pack_bf16, quotient, semaphore_acquire, semaphore_at,
     semaphore_release, shared_address, store_two, take_registers, thread_id, tma_add, tma_commit,
-    tma_load, tma_store, tma_wait_read, tma_wait_written, warp_id, warpgroup_barrier, warpgroup_id,
+    tma_load, tma_load_3d, tma_store, tma_store_3d, tma_wait_read, tma_wait_written, warp_id,
+    warpgroup_barrier, warpgroup_id,
 )
 from nanoeuler_parts.tensor_cores.tiles import (
     descriptor, ldmatrix_columns, ldmatrix_rows, mma, PANEL_BYTES, ROW_BYTES, stmatrix, swizzled,
@@ -75,6 +77,42 @@ def tile_at(piece, M, N, K, splits, tile_rows, tile_columns):
     first = quotient(split * slices, splits)
     end = quotient((split + u32(1)) * slices, splits)
     return m, n, first, end
+
+# The epilogue of a kernel says what becomes of the product A B:
+#
+#     STORE        out = A B                       in bfloat16
+#     ADD          out += A B                      in float32
+#     (a, b, c)    out = a I + b A + c A B         in bfloat16, for square matrices: three numbers
+STORE, ADD = "store", "add"
+
+@functools.cache
+def polynomial_for(epilogue):
+    """Makes the device function that turns two sums of A B into those of a I + b A + c A B: acc[i]
+    in this row and column, and its neighbour acc[i + 1].     x: the matrix A, (N, N), N even
+    The function does nothing if the epilogue is STORE or ADD."""
+    if epilogue in (STORE, ADD):
+        @inlined
+        def polynomial(acc, i, x, row, column):
+            pass
+        return polynomial
+    a, b, c = map(np.float32, epilogue)
+    load_2, _ = vector(2)
+
+    @inlined
+    def polynomial(acc, i, x, row, column):
+        # Beyond the edge, this reads the last numbers, and the results are not stored.  Without
+        # branches, the compiler unrolls the loops around, and acc stays in registers
+        N = types.int32(x.shape[0])
+        r, k = types.int32(row), types.int32(column)
+        two = load_2(x, types.intp(min(r, N - types.int32(1))) * types.intp(N)
+                     + types.intp(min(k, N - types.int32(2))))
+        for j in range(2):
+            diagonal = a if r == k + types.int32(j) else f32(0)
+            acc[i + j] = c * acc[i + j] + b * two[j] + diagonal
+    return polynomial
+
+# A batch is n products of one shape.  Its pieces are those of the first product, then those of the
+# second, and so on.
 
 # Split-K: if a float32 output has few tiles and K is long, several blocks share a tile.  Each
 # multiplies one split and adds its product to the output when it is its turn, which keeps the order
@@ -210,10 +248,17 @@ def mma_operand(of_a, mn):
                    load_fragment=load_fragment)
 
 @made_once
-def mma_kernel(a_mn, b_mn, accumulate):
+def mma_kernel(a_mn, b_mn, epilogue, batched):
     """Makes the kernel of path `mma` for two layouts of A and B.
-    accumulate: out += A B in float32; otherwise out = A B in bfloat16"""
+    batched: a, b and out are arrays of matrices, (n, ..)"""
     of_a, of_b = mma_operand(True, bool(a_mn)), mma_operand(False, bool(b_mn))
+    accumulate, polynomial = epilogue == ADD, polynomial_for(epilogue)
+    is_polynomial = epilogue not in (STORE, ADD)
+
+    @inlined
+    def matrix_of(x):
+        """Returns the matrix of this block: block y of the grid has matrix y."""
+        return x[cuda.blockIdx.y] if batched else x
 
     @inlined
     def load_fragments(a, b, a_at, b_at, s):
@@ -245,6 +290,24 @@ def mma_kernel(a_mn, b_mn, accumulate):
         sums.  Like `swizzled`, it mixes row and chunk: here, pairs of chunks change places."""
         return warp * u32(64 * 64) + row * u32(64) + (
             (chunk ^ ((row & u32(7)) << u32(1))) * u32(NEIGHBOURS))
+
+    @inlined
+    def add_polynomial(acc, x, m0, n0, lane):
+        """Makes a I + b x + c A B of the warp's sums A B, whose first one is out[m0, n0]."""
+        row, column = m0 + lane // u32(4), n0 + lane % u32(4) * u32(2)
+        if is_polynomial:                    # short loops, which the compiler unrolls
+            add_to_rows(acc, 0, x, row, column)
+            add_to_rows(acc, 1, x, row, column)
+            add_to_rows(acc, 2, x, row, column)
+            add_to_rows(acc, 3, x, row, column)
+
+    @inlined
+    def add_to_rows(acc, group, x, row, column):
+        """The same for rows 16 group to 16 group + 15 of the warp"""
+        for i in range(2):
+            for j in range(8):
+                polynomial(acc, 32 * group + 2 * i + 4 * j, x, row + u32(16 * group + 8 * i),
+                           column + u32(8 * j))
 
     @inlined
     def stage_sums(staging, acc, warp, lane):
@@ -299,8 +362,10 @@ def mma_kernel(a_mn, b_mn, accumulate):
     write_rows = add_rows if accumulate else store_rows
 
     @cuda_kernel(launch_bounds=(128, MMA_BLOCKS))
-    def kernel(out, a, b, semaphores, M, N, K, splits):
-        """out (M, N) = A B, or out += A B     A block of 128 threads computes one piece."""
+    def kernel(all_out, all_a, all_b, semaphores, M, N, K, splits):
+        """out (M, N) = A B, or what the epilogue says.  A block of 128 threads computes one piece.
+        grid (pieces of one product, n)"""
+        out, a, b = matrix_of(all_out), matrix_of(all_a), matrix_of(all_b)
         smem = dynamic_smem()
         acc, piece = filled(128, f32(0)), u32(cuda.blockIdx.x)
         if accumulate and splits > 1:
@@ -353,6 +418,7 @@ def mma_kernel(a_mn, b_mn, accumulate):
                 semaphore_acquire(semaphore, split)
             cuda.syncthreads()               # it is our turn
         staging = cuda.shared.array(0, f32)
+        add_polynomial(acc, a, m0 + warp_m, n0 + warp_n, lane)
         stage_sums(staging, acc, warp, lane)
         write_rows(out, m0 + warp_m, n0 + warp_n, M, N, staging, warp, lane)
         if accumulate and splits > 1:
@@ -400,18 +466,42 @@ FULL_ARRIVALS = np.uint32(1)                 # the producer's thread, with the b
 EMPTY_ARRIVALS = np.uint32(8)                # one lane of each warp of the two consumers
 
 @made_once
-def wgmma_kernel(a_mn, b_mn, accumulate):
+def wgmma_kernel(a_mn, b_mn, epilogue, batched):
     """Makes the kernel of path `wgmma` for two layouts of A and B.
-    accumulate: out += A B in float32; otherwise out = A B in bfloat16"""
+    batched: the tensor maps are those of arrays of matrices, (n, ..)"""
+    accumulate, polynomial = epilogue == ADD, polynomial_for(epilogue)
+    is_polynomial = epilogue not in (STORE, ADD)
     multiply = wgmma(BN, "columns" if a_mn else "rows", b_mn, adds="asked")
     # TMA loads per slice: one, if its rows run along K; otherwise one for each panel of 64 columns
     a_loads, b_loads = (BM // 64 if a_mn else 1), (BN // 64 if b_mn else 1)
     # A consumer's 64 x 256 sums go out in passes of four boxes, 64 rows of 128 bytes each: in one
     # pass of bfloat16, or in two of float32.
-    if accumulate:
-        passes, box_columns, send = 2, 32, tma_add
-    else:
-        passes, box_columns, send = 1, 64, tma_store
+    passes, box_columns = (2, 32) if accumulate else (1, 64)
+
+    # The copy engine's loads and stores for the matrix z of a batch
+    @inlined
+    def load_box(to, map, column, row, z, barrier):
+        if batched:
+            tma_load_3d(to, map, column, row, z, barrier)
+        else:
+            tma_load(to, map, column, row, barrier)
+
+    @inlined
+    def send_box(map, column, row, z, staging):
+        if batched:
+            tma_store_3d(map, column, row, z, staging)
+        elif accumulate:
+            tma_add(map, column, row, staging)
+        else:
+            tma_store(map, column, row, staging)
+
+    @inlined
+    def locate(piece, tiles, M, N, K, splits):
+        """Returns (z, m, n, first, end) of a piece: its matrix in the batch, and tile_at."""
+        z = piece // tiles if batched else u32(0)
+        m, n, first, end = tile_at(piece - z * tiles, M, N, K, u32(1) if batched else u32(splits),
+                                   BM, BN)
+        return z, m, n, first, end
 
     @inlined
     def stage_f32(staging, acc, warp_row, half):
@@ -441,7 +531,28 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
     stage_sums = stage_f32 if accumulate else stage_bf16
 
     @inlined
-    def write_tile(map_out, n, m, acc, staging, warpgroup, semaphore, split, splits):
+    def add_polynomial(acc, x, z, m, n):
+        """Makes a I + b x[z] + c A B of a consumer's sums A B, whose first one is out[m, n]."""
+        if is_polynomial:
+            lane = lane_id()
+            row = m + warp_id() % u32(4) * u32(16) + lane // u32(4)
+            column = n + lane % u32(4) * u32(2)
+            matrix = x[z]
+            add_to_columns(acc, 0, matrix, row, column)  # short loops, which the compiler unrolls
+            add_to_columns(acc, 1, matrix, row, column)
+            add_to_columns(acc, 2, matrix, row, column)
+            add_to_columns(acc, 3, matrix, row, column)
+
+    @inlined
+    def add_to_columns(acc, group, x, row, column):
+        """The same for columns 64 group to 64 group + 63 of the tile"""
+        for j in range(8):
+            for i in range(2):
+                polynomial(acc, 32 * group + 4 * j + 2 * i, x, row + u32(8 * i),
+                           column + u32(64 * group + 8 * j))
+
+    @inlined
+    def write_tile(map_out, n, m, z, acc, staging, warpgroup, semaphore, split, splits):
         """Stores a consumer's sums to out[m:m + 64, n:n + 256].  One thread of the warpgroup
         commands the copy engine.
 
@@ -460,8 +571,8 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
                     semaphore_acquire(semaphore, split)
                     fence_async_global()
                 for j in range(4):
-                    send(global_address(map_out), n + u32(128 * half + box_columns * j), m,
-                         staging + PANEL_BYTES * u32(j))
+                    send_box(global_address(map_out), n + u32(128 * half + box_columns * j), m, z,
+                             staging + PANEL_BYTES * u32(j))
                 tma_commit()
         if accumulate and splits > 1 and leads:
             tma_wait_written()
@@ -480,9 +591,11 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
         return stage, phase
 
     @cuda_kernel(launch_bounds=(384, 1))
-    def kernel(map_a, map_b, map_out, semaphores, M, N, K, splits):
-        """out (M, N) = A B, or out += A B     A block of 384 threads takes one piece after another.
-        map_a, map_b, map_out: tensor maps of the matrices"""
+    def kernel(map_a, map_b, map_out, semaphores, x, M, N, K, splits):
+        """out (M, N) = A B, or what the epilogue says.  A block of 384 threads takes one piece
+        after another.
+        map_a, map_b, map_out: tensor maps of the matrices     x: A itself, for a polynomial
+        splits: number of splits, or, batched, of matrices"""
         start = dynamic_smem()
         staging = start + u32(STAGES * STAGE_BYTES)
         full = staging + u32(2 * STAGING_BYTES)
@@ -504,7 +617,7 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
         if warpgroup == 0:                   # the producer: only its leader requests copies
             give_registers()
             while piece < pieces and leads_block():
-                m, n, first, end = tile_at(piece, M, N, K, u32(splits), BM, BN)
+                z, m, n, first, end = locate(piece, tiles, M, N, K, splits)
                 for s in range(first, end):
                     buffer, k = start + stage * STAGE_BYTES, u32(s) * u32(BK)
                     ready = barrier_of(full, stage)
@@ -512,12 +625,12 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
                     mbarrier_expect(ready, STAGE_BYTES)
                     for j in range(a_loads):
                         column, row = (m + u32(64 * j), k) if a_mn else (k, m)
-                        tma_load(buffer + PANEL_BYTES * u32(j), global_address(map_a), column,
-                                 row, ready)
+                        load_box(buffer + PANEL_BYTES * u32(j), global_address(map_a), column,
+                                 row, z, ready)
                     for j in range(b_loads):
                         column, row = (n + u32(64 * j), k) if b_mn else (k, n)
-                        tma_load(buffer + A_BYTES + PANEL_BYTES * u32(j),
-                                 global_address(map_b), column, row, ready)
+                        load_box(buffer + A_BYTES + PANEL_BYTES * u32(j),
+                                 global_address(map_b), column, row, z, ready)
                     stage, phase = advance(stage, phase)
                 piece += u32(cuda.gridDim.x)
         else:                                # a consumer: 64 rows of each tile
@@ -526,10 +639,10 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
             half_of_tile = warpgroup - u32(1)
             row0_of_half, own_staging = (
                 u32(64) * half_of_tile, staging + half_of_tile * STAGING_BYTES)
-            m, n, first, end = tile_at(piece, M, N, K, u32(splits), BM, BN)
+            z, m, n, first, end = locate(piece, tiles, M, N, K, splits)
             while piece < pieces:
                 m += row0_of_half
-                next_tile = m, n, first, end     # gives it its type; it is set below
+                next_tile = z, m, n, first, end  # gives it its type; it is set below
                 for s in range(first, end):
                     buffer = start + stage * STAGE_BYTES
                     mbarrier_wait(barrier_of(full, stage), phase)
@@ -539,12 +652,12 @@ def wgmma_kernel(a_mn, b_mn, accumulate):
                         mbarrier_arrive(barrier_of(empty, stage))
                     stage, phase = advance(stage, phase)
                     if u32(s) == first:      # meanwhile, the other consumer multiplies
-                        next_tile = tile_at(piece + u32(cuda.gridDim.x), M, N, K, u32(splits),
-                                            BM, BN)
+                        next_tile = locate(piece + u32(cuda.gridDim.x), tiles, M, N, K, splits)
                 semaphore = semaphore_at(semaphores, u32(2) * (piece % tiles) + half_of_tile)
-                write_tile(map_out, n, m, acc, own_staging, warpgroup, semaphore,
+                add_polynomial(acc, x, z, m, n)
+                write_tile(map_out, n, m, z, acc, own_staging, warpgroup, semaphore,
                            piece // tiles, splits)
-                m, n, first, end = next_tile
+                z, m, n, first, end = next_tile
                 piece += u32(cuda.gridDim.x)
             if leads_warpgroup():
                 tma_wait_read()              # shared memory must live until the engine has read it
@@ -590,8 +703,9 @@ def mma_matmul(out, a, b, a_mn, b_mn, semaphores):
     splits = splits_for(tiles, K, semaphores, MMA_TURN_TIME, blocks)
     accumulate = semaphores is not None
     unused = out                             # the kernel needs an array here, and does not read it
-    launch(mma_kernel(a_mn, b_mn, accumulate), out, a, b, semaphores if accumulate else unused,
-           M, N, K, splits, grid=tiles * splits, block=128, smem=MMA_SMEM)
+    launch(mma_kernel(a_mn, b_mn, ADD if accumulate else STORE, False), out, a, b,
+           semaphores if accumulate else unused, M, N, K, splits, grid=tiles * splits, block=128,
+           smem=MMA_SMEM)
 
 def wgmma_matmul(out, a, b, a_mn, b_mn, semaphores):
     """The product on path `wgmma`: one block of three warpgroups per multiprocessor.  Arguments as
@@ -603,8 +717,8 @@ def wgmma_matmul(out, a, b, a_mn, b_mn, semaphores):
     accumulate = semaphores is not None
     map_a, map_b = map_of(a, BK if a_mn else BM), map_of(b, BK if b_mn else BN)
     unused = map_a
-    launch(wgmma_kernel(a_mn, b_mn, accumulate), map_a, map_b, map_of(out, 64),
-           semaphores if accumulate else unused, M, N, K, splits,
+    launch(wgmma_kernel(a_mn, b_mn, ADD if accumulate else STORE, False), map_a, map_b,
+           map_of(out, 64), semaphores if accumulate else unused, unused, M, N, K, splits,
            grid=min(tiles * splits, blocks), block=384, smem=WGMMA_SMEM, resident=splits > 1)
 
 def tensor_matmul(out, a, b, a_mn=False, b_mn=False, semaphores=None):
@@ -617,3 +731,23 @@ def tensor_matmul(out, a, b, a_mn=False, b_mn=False, semaphores=None):
                   for each tile of out, several blocks may share a tile"""
     product = wgmma_matmul if kernel_path() == "wgmma" else mma_matmul
     product(out, a, b, a_mn, b_mn, semaphores)
+
+def tensor_products(out, a, b, polynomial=None):
+    """out[z] = a[z] b[z], or with polynomial (a, b, c) out[z] = a I + b a[z] + c a[z] b[z]
+    out (n, M, N), a (n, M, K), b (n, K, N) in bfloat16; a and b may be `transposed` arrays"""
+    def by_rows(x):
+        """Returns (the array whose rows are contiguous, whether it is the transpose of x)."""
+        return (x, False) if x.strides[2] == x.dtype.itemsize else (transposed(x), True)
+    (n, M, N), K = out.shape, a.shape[2]
+    (a, a_mn), (b, b_transposed) = by_rows(a), by_rows(b)
+    how = a_mn, not b_transposed, polynomial or STORE, True
+    if kernel_path() == "mma":
+        unused = out
+        launch(mma_kernel(*how), out, a, b, unused, M, N, K, 1, block=128, smem=MMA_SMEM,
+               grid=(cdiv(M, MMA_TILE) * cdiv(N, MMA_TILE), n))
+        return
+    map_a, map_b = map_of(a, BK if a_mn else BM), map_of(b, BN if b_transposed else BK)
+    unused, tiles = map_a, cdiv(M, BM) * cdiv(N, BN) * n
+    launch(wgmma_kernel(*how), map_a, map_b, map_of(out, 64), unused, a, M, N, K, n,
+           grid=min(tiles, cuda.get_current_device().MULTIPROCESSOR_COUNT), block=384,
+           smem=WGMMA_SMEM)

@@ -257,6 +257,7 @@ def at_once():
 #     tma_load(to, map, column, row, barrier)      from device memory to shared memory
 #     tma_store(map, column, row, from)            from shared memory to device memory
 #     tma_add(map, column, row, from)              the same, but adds to device memory (+=)
+#     tma_load_3d, tma_store_3d                    for an array of matrices: (.., row, matrix, ..)
 #     tma_commit()                                 makes a group of the stores and additions so far
 #     tma_wait_read()                              waits until the engine has read the groups, so
 #                                                  that their shared memory may be overwritten
@@ -269,6 +270,10 @@ tma_store = ptx("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$0, {$1,
                 u64, u32, u32, u32)
 tma_add = ptx("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group "
               "[$0, {$1, $2}], [$3];", u64, u32, u32, u32)
+tma_load_3d = ptx("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                  "[$0], [$1, {$2, $3, $4}], [$5];", u32, u64, u32, u32, u32, u32)
+tma_store_3d = ptx("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group "
+                   "[$0, {$1, $2, $3}], [$4];", u64, u32, u32, u32, u32)
 tma_commit = ptx("cp.async.bulk.commit_group;")
 tma_wait_read = ptx("cp.async.bulk.wait_group.read 0;")
 tma_wait_written = ptx("cp.async.bulk.wait_group 0;")
@@ -283,31 +288,40 @@ warpgroup_barrier = ptx("bar.sync $0, 128;", u32)        # (number): for 128 thr
 take_registers = ptx("setmaxnreg.inc.sync.aligned.u32 232;")
 give_registers = ptx("setmaxnreg.dec.sync.aligned.u32 40;")
 
-def tensor_map(pointer, rows, columns, stride, box_rows, itemsize=2):
+def tensor_map(pointer, rows, columns, stride, box_rows, itemsize=2, n=0, matrix_stride=0):
     """Returns the tensor map of a matrix: 128 bytes in device memory.     cuTensorMapEncodeTiled
 
     stride      bytes from row to row of the matrix
     box_rows    rows of a box; each has 128 bytes and lies swizzled in shared memory.  Beyond the
                 edge of the matrix a box has zeros
-    itemsize    2: bfloat16, 4: float32"""
+    itemsize    2: bfloat16, 4: float32
+    n           if not 0, the map is of an array of n matrices, matrix_stride bytes apart.  A box
+                is in one of them"""
     d, uint64, uint32 = driver, driver.cuuint64_t, driver.cuuint32_t
     formats = d.CUtensorMapDataType
+    sizes, strides, box = [columns, rows], [stride], [128 // itemsize, box_rows]
+    if n:
+        sizes, strides, box = [*sizes, n], [*strides, matrix_stride], [*box, 1]
     encoded = ok(d.cuTensorMapEncodeTiled(
         formats.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if itemsize == 2 else
-        formats.CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, pointer,
-        [uint64(columns), uint64(rows)], [uint64(stride)],
-        [uint32(128 // itemsize), uint32(box_rows)],
-        [uint32(1), uint32(1)], d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        formats.CU_TENSOR_MAP_DATA_TYPE_FLOAT32, len(sizes), pointer,
+        [uint64(x) for x in sizes], [uint64(x) for x in strides], [uint32(x) for x in box],
+        [uint32(1)] * len(sizes), d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         d.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
         d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
     return to_device(np.array([int(x) for x in encoded.opaque], np.uint64))
 
 def map_of(x, box_rows):
-    """Returns the tensor map of the matrix x.  Maps are kept in gpu.tensor_maps, which `at_most`
-    replaces: each user of `at_most` makes a map once.  A map holds an address.  It stays valid when
-    memory of the same shape reuses this address."""
-    key = (int(x.gpu_data.device_pointer), *x.shape, x.strides[0], box_rows, x.dtype.itemsize)
+    """Returns the tensor map of x, a matrix or an array of matrices.
+
+    Maps are kept in gpu.tensor_maps, which `at_most` replaces: each user of `at_most` makes a map
+    once.  A map holds an address.  It stays valid when memory of the same shape reuses this
+    address."""
+    *n, rows, columns = x.shape
+    *matrix_stride, stride, _ = x.strides
+    key = (int(x.gpu_data.device_pointer), rows, columns, stride, box_rows, x.dtype.itemsize, *n,
+           *matrix_stride)
     if key not in gpu.tensor_maps:
         gpu.tensor_maps[key] = tensor_map(*key)
     return gpu.tensor_maps[key]

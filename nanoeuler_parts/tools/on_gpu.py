@@ -44,11 +44,16 @@ class CountsGpus:
         options.gpus = PLACE.size
         super().__init__(out, start, options, engine)
 
+# The other defaults of `t` were chosen for AdamW
+MUON_DEFAULTS = {"weight_decay": 0.1, "floor": 0.0}
+MUON_DEFAULTS_SHOWN = ", ".join(f"{name} {value:g}" for name, value in MUON_DEFAULTS.items())
+
 class Run(CountsGpus, ne.Run):
     verb, preset, larger_data = "t", "base", "data/pretrain.txt"
 
     @dataclass
-    class Options(OnGpu, ne.TextOptions):
+    class Options(OnGpu, ne.OptimizerOptions):
+        defaults_with = {"muon": MUON_DEFAULTS}
         data: str = ne.setting(ne.TextOptions.data, 0, 0, f"{ne.TEXT_HELP}; if data/pretrain.txt "
                                "exists, it replaces the default", several=True)
         steps: int | None = ne.setting(10_000, 0, 1 << 40, "number of training steps; 0: train for "
@@ -61,6 +66,9 @@ class Run(CountsGpus, ne.Run):
                                  "rate rises linearly; 0: no warm-up")
         weight_decay: float = ne.setting(1.0, 0, 10, "decoupled weight decay, applied to matrices "
                                          "only; 0: none")
+        optimizer: str = ne.setting("adamw", 0, 0, "adamw: AdamW only; muon: Muon for the layers' "
+                                    f"matrices, else AdamW, with defaults {MUON_DEFAULTS_SHOWN}")
+        muon_lr: float = ne.setting(0.005, 1e-9, 10, "peak learning rate of Muon")
 
 class SftRun(CountsGpus, sft.SftRun):
     verb, Options = "s", make_dataclass("Options", (), bases=(OnGpu, sft.SftOptions))
