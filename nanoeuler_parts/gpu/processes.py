@@ -21,8 +21,10 @@ def processes(jobs, start):
         yield lambda function, *args: SimpleNamespace(result=lambda: function(*args))
         return
     context = multiprocessing.get_context("spawn")
-    with one_thread_each(), concurrent.futures.ProcessPoolExecutor(
-            jobs, context, begin, (start,)) as pool:
+    with concurrent.futures.ProcessPoolExecutor(jobs, context, begin, (start,)) as pool:
+        with one_thread_each():
+            for _ in range(jobs):            # each call starts a process
+                pool.submit(os.getpid)
         try:
             yield pool.submit
         except concurrent.futures.process.BrokenProcessPool:
@@ -36,7 +38,8 @@ def begin(start):
 
 @contextlib.contextmanager
 def one_thread_each():
-    """Processes that are started in this block use one thread each."""
+    """Processes that are started in this block use one thread each.  This process must not compile
+    in it, since Numba then reads these variables again."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, "1"))
     try:
