@@ -49,6 +49,23 @@ def as_stored(y, kind):
     return np.array(y, nc.DTYPES[kind]).astype(np.float64)
 
 
+def test_what_is_expected_does_not_depend_on_when_it_is_computed(dry):
+    """A case computes it when outputs are compared, when the loop that made the case has ended."""
+    class Eager(nc.OpTests):
+        def add_case(self, name, expected, run, dtypes):
+            super().add_case(name, [np.array(x) for x in expected()], run, dtypes)
+
+    dry.gpu.compute_capability = (9, 0)
+    for add in nc.test_groups(True).values():
+        at_once, later = Eager(True), nc.OpTests(True)
+        add(at_once), add(later)
+        for name, cases in later.tests.items():
+            for case, eager in zip(cases, at_once.tests[name], strict=True):
+                found = case.expected()
+                assert all(np.array_equal(x, y, equal_nan=True)
+                           for x, y in zip(found, eager.expected, strict=True)), name
+
+
 def test_rounding_is_no_fault(smaller):
     """An output rounded once, and in what is summed an error of five roundoffs in each number."""
     rng, seen = np.random.default_rng(1), set()
