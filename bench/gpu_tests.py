@@ -109,8 +109,10 @@ def command(part, jobs):
     if part == "tests":
         parallel = ["-n", str(jobs)] if jobs > 1 else []
         return [sys.executable, "-m", "pytest", "-q", "tests/test_gpu.py", *parallel]
-    return ["compute-sanitizer", "--tool", part, "--error-exitcode", "9",
-            *program, "test", "--quick", "--jobs", "1"]
+    # racecheck takes minutes for each kernel: it needs several processes
+    jobs_here = "1" if part == "memcheck" else "0"
+    return ["compute-sanitizer", "--tool", part, "--target-processes", "all", "--error-exitcode",
+            "9", *program, "test", "--quick", "--jobs", jobs_here]
 
 
 def parse(text):

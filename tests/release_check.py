@@ -240,7 +240,7 @@ def test_a_part_that_fails_is_not_written(tmp_path, monkeypatch, capsys):
     ("nanoeuler_cuda.py", "# warps of a block where a warp owns a row", "# warps", False),
     ("nanoeuler_cuda.py", '"""x[bt] = wte[tokens[bt]] ', '"""rows of wte ', False),
     ("tests/oracles/naive_attention.py", "add=r > 0", "add=True", True),
-    ("tests/test_gpu.py", "def hyper(step):", "def hyper(step, *_):", True),
+    ("tests/test_gpu.py", "def hyper(step, **muon):", "def hyper(step, *_, **muon):", True),
     ("nanoeuler.py", "def rmsnorm_forward(", "def rmsnorm_forward_of(", False)])
 def test_the_fingerprint_is_that_of_the_code(name, old, new, changes, tmp_path):
     """Not of comments and docstrings, nor of the CPU's program: of that, what it computes."""
