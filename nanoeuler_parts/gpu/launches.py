@@ -39,8 +39,8 @@ def note_compiling():
           flush=True)
 
 def save_and_note(self, key, data):
-    """Saves a compiled kernel to the cache.  A kernel that is saved was not in the cache, and
-    others will probably be compiled after it, about a second each: so prints the note."""
+    """Saves a compiled kernel to the cache.  Its compilation took about a second, and others will
+    probably follow, so this prints the note."""
     note_compiling()
     save_compiled(self, key, data)
 
@@ -67,8 +67,8 @@ def cuda_kernel(function=None, **options):
 inlined = cuda.jit(device=True, inline="always")         # decorator of functions that kernels call
 
 def with_cache_key(made, name, args):
-    """Sets the cache key of kernels to the name and the arguments of the function that made them,
-    and returns `made`: a kernel or another object, or a tuple of them.
+    """Files kernels in the cache under the name and the arguments of the function that made them.
+    Returns `made`: a kernel or another object, or a tuple of them.
 
     Numba's key is a hash of everything that a kernel closes over.  The hash of a device function is
     different in every process, so such a kernel would never be found in the cache."""

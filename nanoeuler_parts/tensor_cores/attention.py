@@ -62,9 +62,10 @@ STATIONARY = 2                               # stationary tiles
 STAGES = 2                                   # of the ring; each holds a pair of tiles
 N_BARRIERS = STAGES + 1                      # one per stage, and the last one for stationary tiles
 S_REGS = 32                                  # a thread's registers for a tile of S or dP
-# The loops over pairs begin with this round.  It only requests pair 0, and the address of its own
-# pair, pair_at(smem, -1), is not used.  If the request stood before the loop, forward would need
-# more than the 168 registers that three blocks leave to a thread, and 40 bytes would spill.
+# The loops over pairs begin with this round, which only requests pair 0.  The address of its own
+# pair, pair_at(smem, -1), is computed and not used.  With the request before the loop, forward
+# would need more than the 168 registers that three blocks leave to a thread, and would spill 40
+# bytes.
 PROLOGUE = -1
 INF32, LOG2E32 = np.float32(math.inf), np.float32(LOG2E)
 

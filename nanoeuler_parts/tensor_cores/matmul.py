@@ -40,7 +40,7 @@ from nanoeuler_parts.tensor_cores.tiles import (
 #     b_mn     B^T (N, K)         B (K, N)           K, or N if True
 #
 # A piece of work is one tile of the output and one split, a range of K.  Most products have only
-# one split, all of K.  Otherwise, the pieces of all tiles with the first split come first.
+# one split, all of K.  With several splits, pieces are ordered by split, then by tile.
 #
 # Within a split, pieces run through bands of BAND rows of tiles, and in a band down one column of
 # tiles after the other.  Pieces that run at the same time then share rows of A and columns of B,
@@ -240,8 +240,8 @@ def mma_operand(of_a, mn):
         """Loads a fragment into out[4 * i:]: rows of A or columns of B 16 i to 16 i + 15, and
         k = 16 s to 16 s + 15.     at: the address of lane_start
 
-        16 numbers along a row are two chunks: because of the swizzle, they flip bits of the
-        address.  16 rows add to it."""
+        Because of the swizzle, a step of 16 numbers along a row (two chunks) flips bits of the
+        address.  A step of 16 rows adds to it."""
         across, down = (i, s) if mn else (s, i)
         load(out, 4 * i, (at ^ u32(2 * 16 * across)) + u32(16 * 128 * down))
     return Operand(first_chunk=first_chunk, issue_loads=issue_loads, lane_start=lane_start,

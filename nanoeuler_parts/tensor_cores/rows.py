@@ -53,17 +53,16 @@ from nanoeuler_parts.tensor_cores.tiles import mma
 # Product   A block multiplies x by one to four tiles of 8 rows of W.  K is cut into slices of SLICE
 #           numbers.  In turn t, warp w of the eight takes slice 8 t + w.  A lane loads 8 neighbours
 #           (16 bytes) of a row of W, and the same 8 of a row of x.  `mma` multiplies them:  x is
-#           its A, (16, 16), and W its B, (16, 8).  Any mapping of a lane's registers to k works, if
-#           A and B share it.
+#           its A, (16, 16), and W its B, (16, 8).  The k of a product may be in any order, as long
+#           as it is the same in A and B.
 # Rounding  x is float32, but mma takes bfloat16, which has 8 bits.  So x is split into two bfloat16
 #           numbers, which hold 17 of its 24 bits.  hi is the nearest to x, and fills rows 0 to 7
 #           of A.  mid is the nearest to x - hi, and fills rows 8 to 15.  The multiplied number
 #           differs from x by at most 2^-18 of x.  Sums are float32.
-# Order     The order of a row's sums depends on its own position only, not on the other rows, nor
-#           on its place among them.  So a text gives the same bits alone, in a batch and with
-#           drafts.
-#           Kernels for a few rows and for many are compiled separately.  Where the compiler could
-#           round a product and a sum once or twice, fma and fmul_rn decide it.
+# Order     The order of a row's sums depends only on its position in its text, not on the rows that
+#           share the step.  So a text gives the same bits alone, in a batch and with drafts.
+#           Kernels for a few rows and for many are compiled separately.  `fma` forces the compiler
+#           to fuse a product and a sum, and `fmul_rn` forbids it, so both kernels round alike.
 # Indices   A kernel takes a few microseconds, so a warp has time for some hundred instructions.
 #           Numba computes indices in 64 bits, checks their sign and rounds quotients down.  Here
 #           all indices are u32, which saves half of the instructions.
@@ -74,13 +73,12 @@ from nanoeuler_parts.tensor_cores.tiles import mma
 # Ahead     If tokens are sampled on the GPU and every text continues, the next step is queued
 #           before the host has read the tokens of the current one.  `advance_kernel` makes its
 #           table on the GPU, so the GPU does not wait for the host.
-# Prompts   A beginning of a slot that is longer than BY_ROWS is read as one sequence, as in
-#           training.  It is mostly a prompt, or the half of its tokens that a full slot keeps.
-#           There, the activations between kernels are bfloat16, as in PyTorch, and keys and values
-#           are rounded to it.  The bits depend on the tokens up to a position, not on the length.
-#           So a prompt differs from the same text read token by token, by bfloat16 rounding.  It
-#           gives the same bits alone, in a batch, with drafts, and in pieces
-#           (RowsDecoder.read_pieces).
+# Prompts   If more than BY_ROWS tokens begin a slot, they are read as one sequence, as in training.
+#           Mostly they are a prompt, or the half of its tokens that a full slot keeps.  Then the
+#           activations between kernels are bfloat16, as in PyTorch, and keys and values are rounded
+#           to it.  The bits depend on the tokens up to a position, not on the length.  So a prompt
+#           differs from the same text read token by token, by bfloat16 rounding.  It gives the same
+#           bits alone, in a batch, with drafts, and in pieces (RowsDecoder.read_pieces).
 #
 # Shared memory of a block that multiplies.  On Hopper, the first two are dynamic, and the copy
 # engine fills W and gain.  Elsewhere, only att is dynamic, and W and gain are read from memory:
@@ -847,7 +845,8 @@ def choose_kernel(hopper):
 @cuda_kernel
 def advance_kernel(rows, latest):
     """Turns the table of a step into that of the next step, in which each text continues with the
-    token that was sampled for it.  All rows of the first step must have had their logits requested.
+    token that was sampled for it.  latest[r] is the next token of row r, so the first step must
+    have requested the logits of all its rows.
     AT_ONCE threads     latest (AT_ONCE,): the sampled tokens"""
     r = cuda.threadIdx.x
     if r < rows[COUNTS, N_ROWS]:

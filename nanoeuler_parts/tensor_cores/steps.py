@@ -139,7 +139,7 @@ def power_of_two(n):
 
 def prompt_size(n):
     """Returns the number of tokens to compute for a prompt of n tokens: n rounded up to 2^k or
-    3 2^k, so that few graphs are enough, and less than half of the work is for nothing."""
+    3 2^k.  So there are few graphs, and padding is at most a third of the work."""
     whole = power_of_two(n)
     return 3 * whole // 4 if whole >= 4 and n <= 3 * whole // 4 else whole
 
