@@ -2,6 +2,7 @@
 
 The engine is the CPU's, in float64 (tests/oracles/cpu_ranks.py); on GPUs NCCL takes the place of
 its sockets."""
+import contextlib
 import importlib.util
 import json
 import os
@@ -460,6 +461,15 @@ def test_what_one_rank_sends_another_receives(dtype, size, piece, dry, monkeypat
         assert len(sizes) == len(first)
         for (sent0, received0), (sent, received) in zip(first, sizes):
             assert (sent0[rank], received0[rank]) == (received[0], sent[0])
+
+
+def test_muon_on_several_gpus_needs_sizes_of_whole_vectors():
+    odd = replace(ne.PRESETS["small"], n_hidden=343, n_embd=129)
+    for cfg, optimizer, fails in ((odd, "adamw", False), (ne.PRESETS["base"], "muon", False),
+                                  (ne.PRESETS["small"], "muon", False), (odd, "muon", True)):
+        with (pytest.raises(ne.UserError, match="multiples of 8.*--optimizer adamw") if fails
+              else contextlib.nullcontext()):
+            processes.need_whole_vectors(SimpleNamespace(optimizer=optimizer), cfg)
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])

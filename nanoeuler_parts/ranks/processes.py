@@ -28,6 +28,14 @@ from nanoeuler_parts.ranks.sockets import LISTENER, Ranks
 
 GRACE = 15.0                                 # seconds that other ranks have to end after a failure
 
+def need_whole_vectors(options, cfg):
+    """Rejects a model whose matrices do not begin at multiples of 8 numbers, if they are dealt out
+    for Muon.  Shards begin at such multiples, so that kernels may load vectors."""
+    if options.optimizer == "muon":
+        need(all(start % 8 == 0 for start in ne.muon_matrices(cfg)[:, 0].tolist()),
+             "Muon on several GPUs needs matrices whose sizes are multiples of 8; change n_embd, "
+             "n_hidden or head_dim, or use --optimizer adamw, or one GPU")
+
 def ranked_run(run, ranks):
     """Makes a subclass of `run` that works together with the other ranks.  Only the first rank
     writes files and prints."""
@@ -36,6 +44,7 @@ def ranked_run(run, ranks):
     class RankedRun(run):
         def __init__(self, out, start, options, engine):
             super().__init__(out, start, options, engine)
+            need_whole_vectors(options, self.model.cfg)
             s, cfg = self.state, ne.asdict(self.model.cfg)
             settings = ranks.all(
                 [s.text_sha256, s.step, s.n_steps, s.micro_batch, self.B, self.T, cfg],
