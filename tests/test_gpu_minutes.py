@@ -1,0 +1,73 @@
+"""The comparison of optimizers on a GPU: its rows, its table, and the peer's Muon."""
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from helpers import ROOT, needs
+
+sys.path.insert(0, str(ROOT / "bench"))
+import gpu_minutes
+
+pytestmark = pytest.mark.unit
+
+
+def test_rows_and_their_table():
+    a = SimpleNamespace(rows=["ours-adamw", "peer-muon"], seeds=[1, 2], muon_lr=[0.004, 0.01])
+    rows = gpu_minutes.rows_of(a)
+    assert [(r["kind"], r["muon_lr"], r["seed"]) for r in rows] == [
+        ("ours-adamw", 0, 1), ("ours-adamw", 0, 2), ("peer-muon", 0.004, 1),
+        ("peer-muon", 0.004, 2), ("peer-muon", 0.01, 1), ("peer-muon", 0.01, 2)]
+    done = [{**r, "steps": 10, "ms": 50.0, "bits_per_byte": 1 + i / 10} for i, r in enumerate(rows)]
+    said = gpu_minutes.markdown(dict(minutes=3, preset="base", device="GPU", versions="", commit="",
+                                     rows=done))
+    assert "| ours-adamw, AdamW 0.001, seed 2 | 10 | 50.0 | 1.1000 |" in said
+    assert "peer-muon, Muon 0.01, AdamW 0.001: mean 1.4500, from 1.4000 to 1.5000." in said
+
+
+def test_rows_that_are_done_are_not_run_again(tmp_path, monkeypatch, capsys):
+    asked, values = [], iter(range(1, 100))
+
+    def run(command, **_):
+        if command[0] == sys.executable:
+            asked.append(json.loads(command[command.index("--worker") + 1]))
+            if len(asked) == 2:              # the machine is taken away
+                raise KeyboardInterrupt
+        return SimpleNamespace(stdout=json.dumps(dict(steps=1, ms=1.0, bits_per_byte=next(values))))
+
+    monkeypatch.setattr(gpu_minutes.subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["gpu_minutes.py", "--data", "x", "--device", "cpu", "--seeds",
+                                      "1", "--out", str(tmp_path / "out")])
+    with pytest.raises(KeyboardInterrupt):
+        gpu_minutes.main()
+    gpu_minutes.main()
+    assert [row["kind"] for row in asked] == ["ours-adamw", "ours-muon", "ours-muon", "peer-adamw",
+                                              "peer-muon"]
+    assert "peer-muon" in capsys.readouterr().out
+
+
+def test_rates():
+    for muon in (False, True):
+        rates = [gpu_minutes.rate_at(i / 100, muon) for i in range(101)]
+        assert rates[0] == 1 and rates[-1] == pytest.approx(0) and rates == sorted(rates)[::-1]
+    assert rates[50] == 1 and rates[75] == pytest.approx(0.5)
+
+
+def test_the_muon_of_the_peer_is_that_of_pytorch():
+    """Of a tall, a wide and two equal matrices, up to the rounding of products in bfloat16"""
+    torch = needs("torch")
+    torch.manual_seed(1)
+    shapes = (48, 16), (16, 40), (16, 16), (16, 16)
+    ours, theirs = ([torch.nn.Parameter(x.clone()) for x in start] for start in [
+        [torch.randn(shape) for shape in shapes]] * 2)
+    one = gpu_minutes.BatchedMuon([(p, 0, len(p)) for p in ours], lr=0.02)
+    other = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, momentum=0.95)
+    before = [p.detach().clone() for p in ours]
+    for _ in range(3):
+        for p, q in zip(ours, theirs):
+            p.grad = torch.randn(p.shape)
+            q.grad = p.grad.clone()
+        one.step()
+        other.step()
+    for p, q, start in zip(ours, theirs, before):
+        assert (p - q).norm() < 0.05 * (q - start).norm()
