@@ -1826,7 +1826,8 @@ def adamw_kernel(W):
             store(g, i, gi)
     return update
 
-# Of a stretch of the parameters: master weights, the operands of products, gradients, moments
+# The buffers of a slice of the parameters: master weights p, operands of products w, gradients g,
+# moments m and v
 Entries = namedtuple("Entries", "p w g m v")
 
 def square_sums(partial, g):

@@ -89,7 +89,7 @@ def add_prompt_tests(ops):
             read = functools.partial(below, top, prompt_test, cfg, flat, texts)
             ops.add_case("prompt" + suffix, expected, read, ("bf16",))
 
-# What nanoeuler_cuda.py adds to its own tests, which cover products and attention
+# nanoeuler_cuda.py adds these groups to its own tests, which cover products and attention
 GROUPS = {"one_tile": add_one_tile_tests, "copy_slot": add_copy_slot_tests,
           "choose": add_choose_tests, "prompt": add_prompt_tests, "rows": add_rows_tests}
 
