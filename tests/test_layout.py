@@ -117,6 +117,19 @@ def test_programs_import_only_what_is_installed_with_them(name):
     assert set(imported(ROOT / name, everywhere=False)) <= allowed
 
 
+TOP = {".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md",
+       "bench", "bpe.py", "check.py", "data", "docs", "nanoeuler.py", "nanoeuler_cuda.py",
+       "nanoeuler_parts", "pyproject.toml", "tests"}
+
+
+def test_nothing_else_is_at_the_top_level():
+    """A mistyped command can leave a file behind, which `git add -A` then takes."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("not a clone: git knows no files of it")
+    assert {name.split("/")[0] for name in tracked.stdout.split("\0") if name} == TOP
+
+
 @pytest.mark.parametrize("path", PARTS, ids=module_of)
 def test_the_lower_parts_do_not_import_the_programs(path):
     folder = path.relative_to(ROOT / "nanoeuler_parts").parts[0]
