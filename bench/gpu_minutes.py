@@ -1,4 +1,4 @@
-"""What some minutes of one GPU teach the base preset: ours and the same model in PyTorch.
+"""Trains the base preset for some minutes of one GPU: ours, and the same model in PyTorch.
 
     python bench/gpu_minutes.py --data mix.txt                      all rows, three seeds each
     python bench/gpu_minutes.py --data mix.txt --rows ours-muon peer-muon --seeds 1
@@ -196,8 +196,8 @@ def peer(row, a):
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(start[name])
-    adamw, muon_of_compilation = made()
-    if muon:
+    adamw, _ = made()
+    if muon:                                 # the one whose function is compiled
         for m in muon.m.values():
             m.zero_()
 
