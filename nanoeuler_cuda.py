@@ -1363,7 +1363,10 @@ class Model:
         self.maps = {}                       # tensor maps of the buffers below: see `at_most`
         self.weighted_heads = set()          # heads with a nonzero weight since the last `update`
         self.updates = {}                    # weighted heads, Newton-Schulz steps -> graph
-        self.muon, self.update_maps = None, {}           # made when Muon is first used
+        self.update_maps = {}                # tensor maps of Muon's working memory
+        self.muon = None                     # allocated now, before a micro-batch takes the rest
+        if self.optimizer == "muon":
+            self.muon = Muon(cfg, self.dtype, own)
 
     def put(self, x, dtype=None):
         """A copy of x on the device, by default in the type of master weights"""
@@ -1680,7 +1683,7 @@ class Model:
 
     def stage_hyper(self, hyper):
         """Copies hyper to the device.  Returns the number of Newton-Schulz steps; 0: no Muon."""
-        if hyper.muon_lr and not self.muon:
+        if hyper.muon_lr and not self.muon:  # a caller without options
             self.muon = Muon(self.cfg, self.dtype, self.owned(self.flat.size))
         self.staged_hyper[0] = hyper         # the driver reads this buffer later
         if hyper.muon_lr:

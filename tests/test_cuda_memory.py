@@ -4,6 +4,7 @@ import gc
 import math
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -81,6 +82,21 @@ def test_memory_table_is_what_a_model_takes(name, B, T, dtype, naive, dry):
     assert dry.used - before == pytest.approx(table["samples"], rel=0.01, abs=1 << 20)
     assert dry.peak == dry.used              # nothing for a moment beside it
     del decoder
+
+
+@pytest.mark.parametrize("dtype", nc.DTYPES)
+def test_a_model_allocates_the_memory_of_muon_before_its_first_update(dtype, dry):
+    """Later there may be none left: a micro-batch is as large as fits."""
+    cfg, hyper = ne.PRESETS["small"], ne.Hyper(*np.ones(len(ne.Hyper._fields)))
+    options = SimpleNamespace(dtype=dtype, recompute=False, matmul="wgmma", optimizer="muon")
+    plain = blank(cfg, dtype)
+    before, model = dry.used, blank(cfg, dtype, options=options)
+    used = dry.used
+    assert used - before == pytest.approx(model.held, abs=1 << 18)       # semaphores, sums
+    assert model.held > 1.1 * plain.held     # by the working memory of Muon
+    assert hyper.muon_lr
+    model.update(hyper)
+    assert dry.used == used
 
 
 @ways
