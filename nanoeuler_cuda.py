@@ -2329,18 +2329,25 @@ def self_tests(quick=False, jobs=1):
     jobs = jobs or min(16, os.cpu_count() or 1, 1 + free_bytes() // (2 << 30))
     print("|gpu - cpu| / |cpu| of an output, and of its largest entries\n\n"
           f"{'kernel':<24}shapes" + "".join(f"{NAMES[d]:>19}" for d in DTYPES.values()))
-    failed, names, path = [], test_groups(quick), kernel_path()
+    failed, path = [], kernel_path()
+    tests = {group: group_tests(quick, group, path) for group in test_groups(quick)}
     with processes(jobs, open_device) as submit:
-        # The last groups are those of tensor_cores, which take longest: they start first
-        runs = {(group, name, i): submit(run_case, quick, group, name, i)
-                for group in reversed(names)
-                for name, cases in group_tests(quick, group, path).items()
-                for i in range(len(cases))}
-        for group in names:
-            for name, cases in group_tests(quick, group, path).items():
+        # Each type of a case is a job of its own.  The last groups are those of tensor_cores, which
+        # take longest: they start first
+        runs = {(group, name, i, dtype): submit(run_case, quick, group, name, i, dtype)
+                for group in reversed(tests)
+                for name, cases in tests[group].items()
+                for i, case in enumerate(cases) for dtype in filter(has, case.dtypes)}
+        if jobs > 1:                         # this process computes while the others compile
+            for kernels in tests.values():
+                for case in itertools.chain(*kernels.values()):
+                    case.expected()
+        for group in tests:
+            for name, cases in tests[group].items():
                 worst, faults = {}, []
                 for i, case in enumerate(cases):
-                    for dtype, outputs in runs[group, name, i].result().items():
+                    for dtype in filter(has, case.dtypes):
+                        outputs = runs[group, name, i, dtype].result()
                         compare(name, dtype, outputs, case.expected(), worst, faults)
                 columns = ["{:11.1e}{:8.1e}".format(*worst[d]) if d in worst else " " * 19
                            for d in DTYPES]
@@ -2354,16 +2361,13 @@ def self_tests(quick=False, jobs=1):
           ">>> kernels OK (every case twice, bit-identical)")
     return 1 if failed else 0
 
-def run_case(quick, group, name, i):
-    """Runs case i of kernel `name` twice in each of its types.
-    Returns {dtype: [(output, whether both runs agree to the bit)]}."""
+def run_case(quick, group, name, i, dtype):
+    """Runs case i of kernel `name` twice in this type.
+    Returns [(output, whether both runs agree to the bit)]."""
     case = group_tests(quick, group, kernel_path())[name][i]
-    found = {}
-    for dtype in filter(has, case.dtypes):
-        first, second = case.run(dtype), case.run(dtype)
-        found[dtype] = [(x, np.array_equal(x, again, equal_nan=True))
-                        for x, again in zip(first, second, strict=True)]
-    return found
+    first, second = case.run(dtype), case.run(dtype)
+    return [(x, np.array_equal(x, again, equal_nan=True))
+            for x, again in zip(first, second, strict=True)]
 
 def compare(name, dtype, outputs, expected, worst, faults):
     """Compares the outputs of a run_case with the expected ones: updates worst, {dtype: the largest
@@ -2377,7 +2381,8 @@ def compare(name, dtype, outputs, expected, worst, faults):
 
 class Case(NamedTuple):
     """One test of a kernel"""
-    expected: object                         # function: returns the expected outputs, in float64
+    expected: object                         # function: returns the expected outputs, in float64.
+                                             # It computes them once, however often it is called
     run: object                              # function of a dtype: returns the device's outputs
     dtypes: tuple
 
@@ -2424,7 +2429,7 @@ class OpTests:
         On Hopper, matmul and attention are also tested on the path `mma`."""
         name = name or function.__name__
 
-        @functools.cache
+        @functools.cache                     # also for the path `mma`
         def expected_outputs():
             found = expected
             if not isinstance(found, list):
@@ -2442,7 +2447,7 @@ class OpTests:
             self.add_case(run_name, expected_outputs, run, run_dtypes)
 
     def add_case(self, name, expected, run, dtypes):
-        self.tests.setdefault(name, []).append(Case(expected, run, dtypes))
+        self.tests.setdefault(name, []).append(Case(functools.cache(expected), run, dtypes))
 
 def test_groups(quick):
     """{name: function that adds cases to an OpTests}, in the order of the sections"""

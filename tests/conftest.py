@@ -74,7 +74,7 @@ def pytest_sessionfinish(session):
     reasons = {str(report.longrepr[-1]) for report in reporter.stats.get("skipped", ())}
     for reason in sorted(reasons):
         if not any(text in reason for text in MAY_BE_SKIPPED):
-            reporter.write_line(f"skipped, and not one of MAY_BE_SKIPPED in tests/helpers.py: {reason}")
+            reporter.write_line(f"skipped, and not in MAY_BE_SKIPPED of tests/helpers.py: {reason}")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -1,6 +1,8 @@
 """What the self-tests of the GPU program would see: rounding is no fault, a lost row is one."""
+import contextlib
 import functools
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -53,7 +55,8 @@ def test_what_is_expected_does_not_depend_on_when_it_is_computed(dry):
     """A case computes it when outputs are compared, when the loop that made the case has ended."""
     class Eager(nc.OpTests):
         def add_case(self, name, expected, run, dtypes):
-            super().add_case(name, [np.array(x) for x in expected()], run, dtypes)
+            found = [np.array(x) for x in expected()]
+            super().add_case(name, lambda: found, run, dtypes)
 
     dry.gpu.compute_capability = (9, 0)
     for add in nc.test_groups(True).values():
@@ -63,7 +66,7 @@ def test_what_is_expected_does_not_depend_on_when_it_is_computed(dry):
             for case, eager in zip(cases, at_once.tests[name], strict=True):
                 found = case.expected()
                 assert all(np.array_equal(x, y, equal_nan=True)
-                           for x, y in zip(found, eager.expected, strict=True)), name
+                           for x, y in zip(found, eager.expected(), strict=True)), name
 
 
 def test_rounding_is_no_fault(smaller):
@@ -135,6 +138,34 @@ def test_a_fault_of_one_output_fails_the_self_tests(op_tests, dry, monkeypatch, 
         assert nc.self_tests() == (1 if i < len(expected) else 0)
         said = capsys.readouterr().out
         assert ("FAILED" in said) == ("at most" in said) == (i < len(expected)), said
+
+
+def test_each_type_of_a_case_is_run_by_itself(dry, monkeypatch, capsys):
+    """Twice, one after the other: so several processes can share the types."""
+    ran = []
+    run = lambda i, dtype: ran.append((i, dtype)) or [np.ones(2)]
+    self_tests_are(monkeypatch, {"one": [
+        nc.Case(lambda: [np.ones(2)], functools.partial(run, i), ("f32", "f64")) for i in (0, 1)]})
+    assert nc.self_tests() == 0
+    assert ran == [(i, dtype) for i in (0, 1) for dtype in ("f32", "f64") for _ in range(2)]
+
+
+def test_what_is_expected_is_computed_while_other_processes_run(dry, monkeypatch, capsys):
+    """All of it before the first result is waited for, and once"""
+    events = []
+
+    @contextlib.contextmanager
+    def processes(jobs, start):
+        yield lambda function, *args: SimpleNamespace(
+            result=lambda: events.append("result") or [(np.ones(2), True)])
+
+    monkeypatch.setattr(nc, "processes", processes)
+    ops = nc.OpTests()
+    for i in range(3):
+        ops.add_case("one", lambda i=i: events.append(i) or [np.ones(2)], None, ("f32", "f64"))
+    self_tests_are(monkeypatch, ops.tests)
+    assert nc.self_tests(jobs=2) == 0
+    assert events == [0, 1, 2] + 6 * ["result"]
 
 
 def test_two_runs_that_differ_fail_the_self_tests(dry, monkeypatch, capsys):
