@@ -2,6 +2,7 @@
 
     python bench/gpu_minutes.py --data mix.txt                      all rows, three seeds each
     python bench/gpu_minutes.py --data mix.txt --rows ours-muon peer-muon --seeds 1
+    python bench/gpu_minutes.py --data mix.txt --steps 2500 --at-once 4       on four GPUs
 
 ours-adamw    `nanoeuler_cuda.py t`
 ours-muon     `nanoeuler_cuda.py t --optimizer muon`
@@ -12,18 +13,26 @@ peer-muon     the same with Muon for the matrices of the layers, five Newton-Sch
 
 All train on the same text but for its last 2 %, with the same tokenizer, and with 64 x 512 tokens
 per step in the order of the row's seed.  The clock runs during training; kernels are compiled
-before it starts, and the validation on the whole held-out tail comes after it.  Every row is a
-process of its own.  Writes bench/out/gpu_minutes.json and .md after each row.  A row that is in the
-file already is not run again, so the sweep can be interrupted.
+before it starts, and the validation on the whole held-out tail comes after it.  With --steps, all
+rows take that number of steps instead, however long they last.
+
+Every row is a process of its own, on one GPU.  Writes bench/out/gpu_minutes.json and .md after each
+row.  A row that is in the file already is not run again, so the sweep can be interrupted.
 """
 import argparse
+import concurrent.futures
+import itertools
 import json
 import math
+import os
 import pathlib
+import queue
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from common import out_folder, protocol, versions
@@ -45,6 +54,8 @@ def ours(row, a):
     from nanoeuler_parts.files.logs import read_log
     width = ne.PRESETS[a.preset].n_embd
     chosen = ["--lr", row["lr"] * width / 128]           # `t` scales its rate by 128 / n_embd
+    chosen += ["--n-mtp", row["heads"], *shlex.split(row["flags"])]
+    length = ["--steps", a.steps] if a.steps else ["--steps", 0, "--minutes", a.minutes]
     if row["muon_lr"]:
         chosen += ["--optimizer", "muon", "--muon-lr", row["muon_lr"]]
     with tempfile.TemporaryDirectory() as folder:
@@ -58,17 +69,16 @@ def ours(row, a):
             return read_log(str(out.with_suffix(".jsonl")))
 
         train("first.bin", "--steps", 3, "--warmup", 1)  # compiles all kernels
-        log = train("row.bin", "--steps", 0, "--minutes", a.minutes)
+        log = train("row.bin", *length)
     ms = [r["ms"] for r in log if "ms" in r]
     return dict(steps=log[-1]["step"], bits_per_byte=log[-1]["val_bits_per_byte"],
                 ms=statistics.median(ms))
 
 
-def text(a, seed):
+def text(a, cfg, seed):
     """(batches, windows and targets of the tail, its bytes), as `t` has them"""
     import nanoeuler as ne
     from nanoeuler_parts.files.texts import read_text, split_text
-    cfg = ne.PRESETS[a.preset]
     train, val = split_text(read_text(a.data), HOLDOUT)
     tokenizer = ne.bpe.train(bytes(train), cfg.vocab_size)
     tokens, tail = tokenizer.encode(train), tokenizer.encode(val)
@@ -132,20 +142,20 @@ def matrices_of(model):
 
 
 def rate_at(share, muon):
-    """The rate as a part of its peak, at this share of the training time"""
+    """The rate as a part of its peak, at this share of the training"""
     return min(1.0, 2 * (1 - share)) if muon else 0.5 * (1 + math.cos(math.pi * share))
 
 
 def peer(row, a):
-    """The peer, until the minutes are over"""
+    """The peer, until the minutes or the steps are over"""
     import numpy as np
     import torch
     from oracles import torch_peer
 
     import nanoeuler as ne
     torch.set_float32_matmul_precision("high")
-    cfg, B, device = ne.PRESETS[a.preset], a.batch, a.device
-    batches, x, targets, n_bytes = text(a, row["seed"])
+    cfg, B, device = ne.replace(ne.PRESETS[a.preset], n_mtp=row["heads"]), a.batch, a.device
+    batches, x, targets, n_bytes = text(a, cfg, row["seed"])
     with torch.device(device):
         model = torch_peer.Peer(torch_peer.peer_config(cfg), seed=row["seed"])
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -201,8 +211,8 @@ def peer(row, a):
         for m in muon.m.values():
             m.zero_()
 
-    i, limit, began, marks = 0, 60 * a.minutes, time.perf_counter(), []
-    while (now := time.perf_counter() - began) < limit:
+    i, limit, began, marks = 0, a.steps or 60 * a.minutes, time.perf_counter(), []
+    while (now := i if a.steps else time.perf_counter() - began) < limit:
         share = rate_at(now / limit, bool(muon)) * min(1.0, (i + 1) / WARMUP)
         for group in adamw.param_groups:
             group["lr"] = row["lr"] * share
@@ -214,36 +224,44 @@ def peer(row, a):
             loss.item()
             marks.append(time.perf_counter() - began)
     loss.item()
-    total = 0.0
+    seconds, total = time.perf_counter() - began, 0.0
     for b in range(0, len(x), B):
         part, wanted = x[b:b + B], targets[b:b + B]
         missing = B - len(part)              # one shape, compiled once
         total += nats(np.pad(part, ((0, missing), (0, 0))),
                       np.pad(wanted, ((0, missing), (0, 0)), constant_values=-1))
-    ms = 1e3 * statistics.median(np.diff(marks)) / 10 if len(marks) > 1 else 1e3 * limit / i
+    ms = 1e3 * (statistics.median(np.diff(marks)) / 10 if len(marks) > 1 else seconds / i)
     return dict(steps=i, bits_per_byte=total / math.log(2) / n_bytes, ms=ms)
 
 
 # ---- the table
 def rows_of(a):
     """The rows that are asked for, each with its rates and its seed"""
+    import nanoeuler as ne
     rows = []
     for kind in a.rows:
         lr, muon_lr = KINDS[kind]
-        for rate in (a.muon_lr or [muon_lr]) if muon_lr else [0]:
-            rows += [dict(kind=kind, lr=lr, muon_lr=rate, seed=seed) for seed in a.seeds]
+        rates = (a.muon_lr or [muon_lr]) if muon_lr else [0]
+        rows += [dict(kind=kind, lr=one, muon_lr=other, seed=seed,
+                      heads=a.heads or ne.PRESETS[a.preset].n_mtp,
+                      flags=a.flags if kind.startswith("ours") else "")
+                 for one, other, seed in itertools.product(a.lr or [lr], rates, a.seeds)]
     return rows
 
 
 def markdown(results):
     """The rows as a table, and of each kind with its rates the mean and the spread of its seeds"""
-    lines = [f"# {results['minutes']:g} minutes of the preset {results['preset']}", "",
+    length = (f"{results['steps']:,} steps" if results["steps"] else
+              f"{results['minutes']:g} minutes")
+    lines = [f"# {length} of the preset {results['preset']}", "",
              f"{results['device']}; {results['versions']}; commit {results['commit']}.", "",
              "| run | steps | ms per step | held-out bits per byte |", "|---|---:|---:|---:|"]
     found = {}
     for r in results["rows"]:
         rates = f"Muon {r['muon_lr']:g}, AdamW" if r["muon_lr"] else "AdamW"
-        found.setdefault(f"{r['kind']}, {rates} {r['lr']:g}", []).append(r)
+        heads = f", {r['heads']} output head{'s' * (r['heads'] > 1)}"
+        name = " ".join([f"{r['kind']}, {rates} {r['lr']:g}{heads}", *r["flags"].split()])
+        found.setdefault(name, []).append(r)
     for name, rows in found.items():
         lines += [f"| {name}, seed {r['seed']} | {r['steps']:,} | {r['ms']:.1f} | "
                   f"{r['bits_per_byte']:.4f} |" for r in rows]
@@ -267,9 +285,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", required=True, help="the text")
     parser.add_argument("--minutes", type=float, default=3.3, help="of training (default 3.3)")
+    parser.add_argument("--steps", type=int, default=0, help="of training, instead of minutes")
     parser.add_argument("--rows", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="default 1 2 3")
     parser.add_argument("--muon-lr", nargs="+", type=float, help="rates of Muon to try")
+    parser.add_argument("--lr", nargs="+", type=float, help="rates of AdamW to try")
+    parser.add_argument("--heads", type=int, default=0, help="output heads (default: the preset's)")
+    parser.add_argument("--flags", default="", help="further flags of `t`, in one argument")
+    parser.add_argument("--at-once", type=int, default=1, help="rows at the same time, each on a "
+                        "GPU of its own (default 1)")
     parser.add_argument("--preset", default="base", help="default base")
     parser.add_argument("--batch", type=int, default=64, help="sequences per step (default 64)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="of the peer")
@@ -282,25 +306,53 @@ def main():
     git = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True,
                          text=True)
     numbers = versions("numba", "numba-cuda", "numpy", "torch")
-    results = dict(minutes=a.minutes, preset=a.preset, batch=a.batch, device=device_name(a.device),
-                   commit=git.stdout.strip(), rows=[],
+    results = dict(minutes=a.minutes, steps=a.steps, preset=a.preset, batch=a.batch,
+                   device=device_name(a.device), commit=git.stdout.strip(), rows=[],
                    versions=", ".join(f"{name} {version}" for name, version in numbers.items()))
     path = pathlib.Path(a.out + ".json")
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
-        same = all(before[key] == results[key] for key in results.keys() - {"rows", "commit"})
+        same = all(before.get(key) == results[key] for key in results.keys() - {"rows", "commit"})
         results["rows"] = before["rows"] if same else []
-    for row in rows_of(a):
-        if any(row.items() <= done.items() for done in results["rows"]):
-            continue
-        command = [sys.executable, __file__, "--worker", json.dumps(row), "--data", a.data,
-                   "--minutes", str(a.minutes), "--preset", a.preset, "--batch", str(a.batch),
-                   "--device", a.device]
-        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        results["rows"].append({**row, **json.loads(said)})
-        for suffix, written in ((".json", json.dumps(results, indent=1) + "\n"),
-                                (".md", markdown(results))):
-            pathlib.Path(a.out + suffix).write_text(written, encoding="utf-8")
+    missing = [row for row in rows_of(a)
+               if not any(row.items() <= done.items() for done in results["rows"])]
+    failed = threading.Event()               # then no further row begins
+    writing = threading.Lock()
+    gpus = queue.SimpleQueue()               # those that no row uses
+    for i in range(a.at_once):
+        gpus.put(i)
+
+    def measure(row):
+        """Runs one row in a process of its own, and writes its result"""
+        gpu = gpus.get()
+        try:
+            if failed.is_set():
+                return
+            command = [sys.executable, __file__, "--worker", json.dumps(row), "--data", a.data,
+                       "--minutes", str(a.minutes), "--steps", str(a.steps), "--preset", a.preset,
+                       "--batch", str(a.batch), "--device", a.device]
+            own = {"CUDA_VISIBLE_DEVICES": str(gpu)} if a.at_once > 1 else {}
+            said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True,
+                                  env={**os.environ, **own}).stdout
+            with writing:
+                results["rows"].append({**row, **json.loads(said)})
+                for suffix, written in ((".json", json.dumps(results, indent=1) + "\n"),
+                                        (".md", markdown(results))):
+                    pathlib.Path(a.out + suffix).write_text(written, encoding="utf-8")
+        except BaseException:
+            failed.set()
+            raise
+        finally:
+            gpus.put(gpu)
+
+    with concurrent.futures.ThreadPoolExecutor(a.at_once) as pool:
+        runs = [pool.submit(measure, row) for row in missing]
+        try:
+            concurrent.futures.wait(runs)    # rows that are running end, even if another one fails
+        finally:
+            failed.set()
+    for run in runs:
+        run.result()                         # raises the error of a row that failed
     print(markdown(results))
 
 

@@ -1,6 +1,7 @@
 """The comparison of optimizers on a GPU: its rows, its table, and the peer's Muon."""
 import json
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -13,16 +14,20 @@ pytestmark = pytest.mark.unit
 
 
 def test_rows_and_their_table():
-    a = SimpleNamespace(rows=["ours-adamw", "peer-muon"], seeds=[1, 2], muon_lr=[0.004, 0.01])
+    a = SimpleNamespace(rows=["ours-adamw", "peer-muon"], seeds=[1, 2], muon_lr=[0.004, 0.01],
+                        lr=None, heads=1, flags="--mtp-weight 0", preset="base")
     rows = gpu_minutes.rows_of(a)
+    assert [r["flags"] for r in rows] == 2 * ["--mtp-weight 0"] + 4 * [""]
     assert [(r["kind"], r["muon_lr"], r["seed"]) for r in rows] == [
         ("ours-adamw", 0, 1), ("ours-adamw", 0, 2), ("peer-muon", 0.004, 1),
         ("peer-muon", 0.004, 2), ("peer-muon", 0.01, 1), ("peer-muon", 0.01, 2)]
     done = [{**r, "steps": 10, "ms": 50.0, "bits_per_byte": 1 + i / 10} for i, r in enumerate(rows)]
-    said = gpu_minutes.markdown(dict(minutes=3, preset="base", device="GPU", versions="", commit="",
-                                     rows=done))
-    assert "| ours-adamw, AdamW 0.001, seed 2 | 10 | 50.0 | 1.1000 |" in said
-    assert "peer-muon, Muon 0.01, AdamW 0.001: mean 1.4500, from 1.4000 to 1.5000." in said
+    said = gpu_minutes.markdown(dict(minutes=3, steps=0, preset="base", device="GPU", versions="",
+                                     commit="", rows=done))
+    assert ("| ours-adamw, AdamW 0.001, 1 output head --mtp-weight 0, seed 2 | 10 | 50.0 | 1.1000 |"
+            in said)
+    assert ("peer-muon, Muon 0.01, AdamW 0.001, 1 output head: mean 1.4500, from 1.4000 to 1.5000."
+            in said)
 
 
 def test_rows_that_are_done_are_not_run_again(tmp_path, monkeypatch, capsys):
@@ -44,6 +49,24 @@ def test_rows_that_are_done_are_not_run_again(tmp_path, monkeypatch, capsys):
     assert [row["kind"] for row in asked] == ["ours-adamw", "ours-muon", "ours-muon", "peer-adamw",
                                               "peer-muon"]
     assert "peer-muon" in capsys.readouterr().out
+
+
+def test_rows_that_run_at_once_have_a_gpu_each(tmp_path, monkeypatch):
+    used, both = [], threading.Barrier(2, timeout=30)
+
+    def run(command, env=None, **_):
+        if command[0] == sys.executable:
+            used.append(env["CUDA_VISIBLE_DEVICES"])
+            both.wait()                      # in vain, unless two rows run at the same time
+        return SimpleNamespace(stdout=json.dumps(dict(steps=1, ms=1.0, bits_per_byte=1.0)))
+
+    monkeypatch.setattr(gpu_minutes.subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["gpu_minutes.py", "--data", "x", "--device", "cpu", "--seeds",
+                                      "1", "2", "--steps", "7", "--at-once", "2", "--out",
+                                      str(tmp_path / "out")])
+    gpu_minutes.main()
+    assert sorted(used) == 4 * ["0"] + 4 * ["1"]
+    assert "# 7 steps of the preset base" in (tmp_path / "out.md").read_text("utf-8")
 
 
 def test_rates():
