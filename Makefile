@@ -35,7 +35,7 @@ GPU_DEPS := $(VENV)/gpu
 GPU_BENCH_DEPS := $(VENV)/gpu-bench
 endif
 
-.PHONY: all train sft dpo chat serve tour check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline data release help clean
+.PHONY: all train sft dpo chat serve tour check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline speedrun data release help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
@@ -99,6 +99,9 @@ pipeline: $(RUN_DEPS)  ## text, tokenizer, pretraining, SFT, DPO, and a report (
 
 gpu-pipeline: $(GPU_DEPS)  ## the same on the GPU, with data/pretrain.txt
 	$(PY) bench/pipeline.py --gpu --unseen 600 $(ARGS)
+
+speedrun: $(GPU_DEPS)  ## on a GPU: train base for some minutes, and report the loss over time
+	$(PY) bench/speedrun.py $(ARGS)
 
 bench: $(BENCH_DEPS)  ## side by side with PyTorch, transformers, nanoGPT's demo, tiktoken (50 minutes)
 	$(PY) bench/bench_cpu.py
