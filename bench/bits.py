@@ -1,6 +1,9 @@
-"""One hash for each computation of the CPU program, to compare two versions bit by bit.
+"""One hash for each computation, to compare two versions bit by bit.
 
-    python bench/bits.py [--only NAME ...] [--out FILE]
+    python bench/bits.py [--only NAME ...] [--out FILE]      the CPU program
+    python bench/bits.py --gpus 2 [--root FOLDER]            the GPU program, on two GPUs
+
+--root names the checkout of another version: the same script then prints the hashes of both.
 
 Every case runs the command line in a process of its own, so the script does not depend on the
 names or files of the code.  A hash covers the tensors of the checkpoint that a run wrote, or the
@@ -14,6 +17,12 @@ generate  float32, bfloat16 and int8 weights; with and without draft tokens; top
 batch     the prompts of a file, three at a time; a chat
 files     quantize, export, import, GGUF, lens, and the gradient check
 
+With --gpus, the cases are others:
+
+train     8 steps of base on N GPUs, AdamW and Muon, each twice; 8 steps of small in float32
+resume    4 steps, then 4 more in a second process
+sft, i    fine-tuning and generation, on one GPU
+
 Without --out the lines are only printed.
 """
 import argparse
@@ -26,6 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from types import SimpleNamespace
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
@@ -34,12 +44,13 @@ from common import cpu_model, versions
 SHAPE = ["--n-embd", "64", "--n-head", "4", "--n-kv-head", "2", "--head-dim", "16", "--n-layer",
          "2", "--n-hidden", "172", "--seq-len", "64"]
 BUNDLED = str(ROOT / "data" / "model.bin")
+PLACE = SimpleNamespace(root=ROOT)           # the checkout whose programs run
 CHAT = [*(f"--{x}" for x in ("steps=8", "batch=512", "seed=3"))]
 
 
 def run(folder, program, *args, stdin=None):
     """The standard output of `python program args`, which must succeed."""
-    done = subprocess.run([sys.executable, str(ROOT / program), *map(str, args)], cwd=folder,
+    done = subprocess.run([sys.executable, str(PLACE.root / program), *map(str, args)], cwd=folder,
                           capture_output=True, input=stdin)
     if done.returncode:
         raise SystemExit(f"{program} {' '.join(map(str, args))}: exit code {done.returncode}\n"
@@ -163,18 +174,55 @@ def cases(folder):
     return found
 
 
+def on_gpu(folder, out, *args):
+    """The tensors of a pretraining run, which is new unless args has --resume"""
+    new = [] if "--resume" in args else ["--force", "--data", ROOT / "data" / "shakespeare.txt"]
+    run(folder, "nanoeuler_cuda.py", "t", *new, "--seed", 1, "--out", out, *args)
+    return tensors(folder / out)
+
+
+def gpu_cases(folder, gpus):
+    """The cases of the GPU program, as `cases`"""
+    n, steps = ["--gpus", gpus], ["--steps", 8, "--warmup", 2]
+    base = ["--preset", "base", "--batch", 64 * 512, *steps, *n]
+    found = {f"train {name}{again}": lambda out=f"{name}.bin", more=more: on_gpu(
+                 folder, out, *base, *more)
+             for name, more in (("adamw", []), ("muon", ["--optimizer", "muon"]))
+             for again in ("", ", again")}
+    found["train f32"] = lambda: on_gpu(
+        folder, "f32.bin", "--preset", "small", "--dtype", "f32", *steps, *n)
+
+    def halves():
+        on_gpu(folder, "half.bin", *base, "--steps", 4)
+        return on_gpu(folder, "half.bin", "--resume", "--steps", 8, *n)
+
+    def sft():
+        run(folder, "nanoeuler_cuda.py", "s", "adamw.bin", "--out", "s.bin", "--force", "--data",
+            ROOT / "data" / "instructions.json", *CHAT)
+        return tensors(folder / "s.bin")
+
+    found["resume"], found["sft"] = halves, sft
+    found["i"] = lambda: run(folder, "nanoeuler_cuda.py", "i", "ROMEO:", "adamw.bin", "--tokens",
+                             60, "--seed", 2)
+    return found
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--gpus", type=int, metavar="N", help="cases of the GPU program, on N GPUs")
+    p.add_argument("--root", type=pathlib.Path, default=ROOT, help="the checkout whose programs "
+                   "run (default: this one)")
     p.add_argument("--only", nargs="+", metavar="NAME", help="run only cases whose names begin so; "
                    "they may need files of earlier cases")
     p.add_argument("--out", help="file to write, such as bench/results/bits_znver4.txt")
     a = p.parse_args()
-    os.environ["PYTHONPATH"] = ""
+    os.environ["PYTHONPATH"], PLACE.root = "", a.root.resolve()
     installed = ", ".join(f"{name} {x}" for name, x in versions("numba", "numpy").items())
     lines = [f"{cpu_model().name}, {cpu_model().detail}", installed]
     print("\n".join(lines), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        for name, work in cases(pathlib.Path(folder)).items():
+        folder = pathlib.Path(folder)
+        for name, work in (gpu_cases(folder, a.gpus) if a.gpus else cases(folder)).items():
             if a.only and not name.startswith(tuple(a.only)):
                 continue
             began = time.perf_counter()

@@ -94,8 +94,8 @@ def report(out, target):
              f"{bits:.4f} bits per byte on the whole held-out text.{goal}", "",
              f"{step:,} steps of {tokens // step:,} tokens of {o['data']}, with the optimizer "
              f"{o['optimizer']}, on {ne.counted(o.get('gpus', 1), 'GPU')}.  The title "
-             f"counts the minutes of validations, and the table does not.  Before the last row, the "
-             f"held-out loss is an estimate, from a part of the text.", "",
+             f"counts the minutes of validations, and the table does not.  Before the last row, "
+             f"the held-out loss is an estimate, from a part of the text.", "",
              "| step | tokens | minutes | bits per byte of training text | of held-out text |",
              "|---:|---:|---:|---:|---:|"]
     lines += [f"| {step:,} | {tokens:,} | {minutes:.2f} | {mean:.4f} | {bits:.4f} |"
