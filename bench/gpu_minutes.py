@@ -12,9 +12,10 @@ peer-muon     the same with Muon for the matrices of the layers, five Newton-Sch
               linear decay to zero
 
 All train on the same text but for its last 2 %, with the same tokenizer, and with 64 x 512 tokens
-per step in the order of the row's seed.  The clock runs during training; kernels are compiled
-before it starts, and the validation on the whole held-out tail comes after it.  With --steps, all
-rows take that number of steps instead, however long they last.
+per step in the order of the row's seed.  The clock runs during the training steps: kernels are
+compiled before, and the validation on the whole held-out tail comes after.  Ours takes as many
+steps as fit into the minutes at the pace of a first run, and the table has the seconds that they
+took.  With --steps, all rows take that number of steps.
 
 Every row is a process of its own, on one GPU.  Writes bench/out/gpu_minutes.json and .md after each
 row.  A row that is in the file already is not run again, so the sweep can be interrupted.
@@ -41,6 +42,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 HOLDOUT = 0.02
 WARMUP = 200                                 # steps, as the default of `t`
+PACE = 200                                   # steps of a first run of ours, which show its pace
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
 # kind -> (the rate of AdamW, the rate of Muon or 0)
 KINDS = {"ours-adamw": (1e-3, 0), "ours-muon": (1e-3, 0.005), "peer-adamw": (1e-3, 0),
@@ -55,24 +57,29 @@ def ours(row, a):
     width = ne.PRESETS[a.preset].n_embd
     chosen = ["--lr", row["lr"] * width / 128]           # `t` scales its rate by 128 / n_embd
     chosen += ["--n-mtp", row["heads"], *shlex.split(row["flags"])]
-    length = ["--steps", a.steps] if a.steps else ["--steps", 0, "--minutes", a.minutes]
     if row["muon_lr"]:
         chosen += ["--optimizer", "muon", "--muon-lr", row["muon_lr"]]
     with tempfile.TemporaryDirectory() as folder:
-        def train(name, *length):
+        def train(name, steps, *more):
             out = pathlib.Path(folder, name)
             command = [sys.executable, ROOT / "nanoeuler_cuda.py", "t", "--preset", a.preset,
                        "--data", a.data, "--batch", a.batch * ne.PRESETS[a.preset].seq_len,
                        "--holdout", HOLDOUT, "--seed", row["seed"], "--eval-every", 10**9,
-                       *chosen, *length, "--out", out]
+                       *chosen, "--steps", steps, *more, "--out", out]
             subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr)
             return read_log(str(out.with_suffix(".jsonl")))
 
-        train("first.bin", "--steps", 3, "--warmup", 1)  # compiles all kernels
-        log = train("row.bin", *length)
-    ms = [r["ms"] for r in log if "ms" in r]
+        first = train("first.bin", PACE, "--warmup", 1)  # compiles all kernels
+        pace = statistics.median(milliseconds(first)[PACE // 2:])
+        log = train("row.bin", a.steps or round(60e3 * a.minutes / pace))
+    ms = milliseconds(log)
     return dict(steps=log[-1]["step"], bits_per_byte=log[-1]["val_bits_per_byte"],
-                ms=statistics.median(ms))
+                ms=statistics.median(ms), seconds=sum(ms) / 1e3)
+
+
+def milliseconds(log):
+    """The time of each step in a log"""
+    return [r["ms"] for r in log if "ms" in r]
 
 
 def text(a, cfg, seed):
@@ -231,7 +238,7 @@ def peer(row, a):
         total += nats(np.pad(part, ((0, missing), (0, 0))),
                       np.pad(wanted, ((0, missing), (0, 0)), constant_values=-1))
     ms = 1e3 * (statistics.median(np.diff(marks)) / 10 if len(marks) > 1 else seconds / i)
-    return dict(steps=i, bits_per_byte=total / math.log(2) / n_bytes, ms=ms)
+    return dict(steps=i, bits_per_byte=total / math.log(2) / n_bytes, ms=ms, seconds=seconds)
 
 
 # ---- the table
@@ -255,7 +262,8 @@ def markdown(results):
               f"{results['minutes']:g} minutes")
     lines = [f"# {length} of the preset {results['preset']}", "",
              f"{results['device']}; {results['versions']}; commit {results['commit']}.", "",
-             "| run | steps | ms per step | held-out bits per byte |", "|---|---:|---:|---:|"]
+             "| run | steps | ms per step | seconds of training | held-out bits per byte |",
+             "|---|---:|---:|---:|---:|"]
     found = {}
     for r in results["rows"]:
         rates = f"Muon {r['muon_lr']:g}, AdamW" if r["muon_lr"] else "AdamW"
@@ -264,7 +272,7 @@ def markdown(results):
         found.setdefault(name, []).append(r)
     for name, rows in found.items():
         lines += [f"| {name}, seed {r['seed']} | {r['steps']:,} | {r['ms']:.1f} | "
-                  f"{r['bits_per_byte']:.4f} |" for r in rows]
+                  f"{r['seconds']:.1f} | {r['bits_per_byte']:.4f} |" for r in rows]
     lines.append("")
     for name, rows in found.items():
         bits = [r["bits_per_byte"] for r in rows]

@@ -1,5 +1,6 @@
 """The comparison of optimizers on a GPU: its rows, its table, and the peer's Muon."""
 import json
+import pathlib
 import sys
 import threading
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import gpu_minutes
 
 pytestmark = pytest.mark.unit
+ONE = dict(steps=1, ms=1.0, seconds=1.0, bits_per_byte=1.0)      # what a worker returns
 
 
 def test_rows_and_their_table():
@@ -21,10 +23,12 @@ def test_rows_and_their_table():
     assert [(r["kind"], r["muon_lr"], r["seed"]) for r in rows] == [
         ("ours-adamw", 0, 1), ("ours-adamw", 0, 2), ("peer-muon", 0.004, 1),
         ("peer-muon", 0.004, 2), ("peer-muon", 0.01, 1), ("peer-muon", 0.01, 2)]
-    done = [{**r, "steps": 10, "ms": 50.0, "bits_per_byte": 1 + i / 10} for i, r in enumerate(rows)]
+    done = [{**r, "steps": 10, "ms": 50.0, "seconds": 0.5, "bits_per_byte": 1 + i / 10}
+            for i, r in enumerate(rows)]
     said = gpu_minutes.markdown(dict(minutes=3, steps=0, preset="base", device="GPU", versions="",
                                      commit="", rows=done))
-    assert ("| ours-adamw, AdamW 0.001, 1 output head --mtp-weight 0, seed 2 | 10 | 50.0 | 1.1000 |"
+    assert ("| ours-adamw, AdamW 0.001, 1 output head --mtp-weight 0, seed 2 | 10 | 50.0 | 0.5 | "
+            "1.1000 |"
             in said)
     assert ("peer-muon, Muon 0.01, AdamW 0.001, 1 output head: mean 1.4500, from 1.4000 to 1.5000."
             in said)
@@ -38,7 +42,7 @@ def test_rows_that_are_done_are_not_run_again(tmp_path, monkeypatch, capsys):
             asked.append(json.loads(command[command.index("--worker") + 1]))
             if len(asked) == 2:              # the machine is taken away
                 raise KeyboardInterrupt
-        return SimpleNamespace(stdout=json.dumps(dict(steps=1, ms=1.0, bits_per_byte=next(values))))
+        return SimpleNamespace(stdout=json.dumps(ONE | dict(bits_per_byte=next(values))))
 
     monkeypatch.setattr(gpu_minutes.subprocess, "run", run)
     monkeypatch.setattr(sys, "argv", ["gpu_minutes.py", "--data", "x", "--device", "cpu", "--seeds",
@@ -58,7 +62,7 @@ def test_rows_that_run_at_once_have_a_gpu_each(tmp_path, monkeypatch):
         if command[0] == sys.executable:
             used.append(env["CUDA_VISIBLE_DEVICES"])
             both.wait()                      # in vain, unless two rows run at the same time
-        return SimpleNamespace(stdout=json.dumps(dict(steps=1, ms=1.0, bits_per_byte=1.0)))
+        return SimpleNamespace(stdout=json.dumps(ONE))
 
     monkeypatch.setattr(gpu_minutes.subprocess, "run", run)
     monkeypatch.setattr(sys, "argv", ["gpu_minutes.py", "--data", "x", "--device", "cpu", "--seeds",
@@ -67,6 +71,33 @@ def test_rows_that_run_at_once_have_a_gpu_each(tmp_path, monkeypatch):
     gpu_minutes.main()
     assert sorted(used) == 4 * ["0"] + 4 * ["1"]
     assert "# 7 steps of the preset base" in (tmp_path / "out.md").read_text("utf-8")
+
+
+def test_ours_takes_as_many_steps_as_fit_at_its_pace(monkeypatch):
+    commands = []
+
+    def run(command, **_):
+        """A program whose first half of the steps is slow"""
+        flags = dict(zip(command[3::2], command[4::2]))
+        commands.append(flags)
+        n = int(flags["--steps"])
+        log = [dict(step=i + 1, ms=900.0 if i < n // 2 else 50.0) for i in range(n)]
+        log.append(dict(step=n, val_bits_per_byte=1.25))
+        path = pathlib.Path(flags["--out"]).with_suffix(".jsonl")
+        path.write_text("\n".join(map(json.dumps, log)), "utf-8")
+
+    monkeypatch.setattr(gpu_minutes.subprocess, "run", run)
+    a = SimpleNamespace(preset="base", data="text", batch=64, minutes=0.5, steps=0)
+    row = dict(kind="ours-muon", lr=1e-3, muon_lr=0.004, seed=3, heads=1, flags="--momentum 0.95")
+    found = gpu_minutes.ours(row, a)
+    first, flags = commands
+    assert (first["--steps"], flags["--steps"]) == (str(gpu_minutes.PACE), "600")
+    assert found == dict(steps=600, bits_per_byte=1.25, ms=475.0, seconds=285.0)
+    assert float(flags["--lr"]) * 128 / 768 == pytest.approx(1e-3)
+    assert [flags[f"--{x}"] for x in ("muon-lr", "momentum", "n-mtp", "seed", "batch")] == [
+        "0.004", "0.95", "1", "3", "32768"]
+    a.steps = 7
+    assert gpu_minutes.ours(row, a)["steps"] == 7
 
 
 def test_rates():

@@ -58,6 +58,9 @@ class Run(CountsGpus, ne.Run):
                                "exists, it replaces the default", several=True)
         steps: int | None = ne.setting(10_000, 0, 1 << 40, "number of training steps; 0: train for "
                                       "--minutes instead")
+        minutes: float = ne.setting(3.0, 0.01, 1e6, "minutes of training, over all resumed parts, "
+                                    "with the time in which kernels are compiled; used if the "
+                                    "number of steps is 0")
         batch: int = ne.setting(32_768, 1, 1 << 40, "number of tokens per training step, rounded "
                                 "to whole sequences")
         holdout: float = ne.setting(0.02, 0.0001, 0.9, "fraction of the text, at its end, held out "
