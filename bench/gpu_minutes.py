@@ -101,7 +101,7 @@ class BatchedMuon:
     matrices: [(parameter, first row, last row)]; q, k and v, and gate and up, are rows of one
     parameter, and orthogonalized each by itself"""
 
-    def __init__(self, matrices, lr, momentum=0.95, weight_decay=0.1, steps=5):
+    def __init__(self, matrices, lr, momentum=0.95, weight_decay=0.1, steps=5, compiled=True):
         import torch
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self.groups = {}
@@ -122,7 +122,9 @@ class BatchedMuon:
                 gram = x @ x.mT
                 x = a * x + (b * gram + c * gram @ gram) @ x
             return (x.mT if tall else x).float(), m
-        self.orthogonalized = torch.compile(orthogonalized, dynamic=False)
+        self.orthogonalized = orthogonalized
+        if compiled:
+            self.orthogonalized = torch.compile(orthogonalized, dynamic=False)
 
     def step(self):
         import torch

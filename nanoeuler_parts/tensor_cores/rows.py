@@ -708,7 +708,8 @@ def take_kernel(hopper):
 # logits agree.  The odds of a token are e^((z - max z) / temperature): its probability divided by
 # that of the most probable token.
 DRAW_FIELDS = len(ne.Draw._fields)
-TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM = range(DRAW_FIELDS)       # fields of a Draw
+TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM = map(
+    ne.Draw._fields.index, ("temperature", "top_k", "top_p", "min_p", "uniform"))
 
 @inlined
 def sort_key(z):
