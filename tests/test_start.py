@@ -1,5 +1,6 @@
 """How the programs start: alone in a folder, the first time, on few processors, wrongly called."""
 import contextlib
+import hashlib
 import importlib.util
 import json
 import math
@@ -162,7 +163,22 @@ print(codes)
 """
 
 
-def test_the_program_and_its_tokenizer_work_alone(env, tmp_path):
+@pytest.fixture
+def kernels_of_pair(request):
+    """A folder with the kernels that the last run of the tests compiled, if the sources were the
+    same.  None if pytest has no cache."""
+    cache = getattr(request.config, "cache", None)       # None with -p no:cacheprovider
+    if cache is None:
+        return None
+    sources = b"".join((ROOT / name).read_bytes() for name in ("bpe.py", "nanoeuler.py"))
+    digest = hashlib.sha256(sources + numba.__version__.encode()).hexdigest()[:16]
+    folder = cache.mkdir("pair") / digest
+    for older in set(folder.parent.iterdir()) - {folder}:
+        shutil.rmtree(older)
+    return folder
+
+
+def test_the_program_and_its_tokenizer_work_alone(env, tmp_path, kernels_of_pair):
     """Without nanoeuler_parts: training, --resume, generation and chat, by the plain versions; the
     other verbs say what they miss.  The checkpoint is one that the whole program reads.
     (tests/test_check.py holds every gradient of the plain versions against differences.)"""
@@ -170,9 +186,10 @@ def test_the_program_and_its_tokenizer_work_alone(env, tmp_path):
     for folder in pair, work:
         folder.mkdir()
     for name in "bpe.py", "nanoeuler.py":
-        shutil.copy(ROOT / name, pair)
+        shutil.copy2(ROOT / name, pair)      # with its time, by which Numba knows the kernels
     examples(work)
-    env["NUMBA_OPT"] = "0"                   # compiled in half the time
+    if kernels_of_pair and kernels_of_pair.exists():     # compiling takes a minute
+        shutil.copytree(kernels_of_pair, pair / "__pycache__")
     result = subprocess.run([sys.executable, "-c", PAIR.format(folder=str(pair))], cwd=work,
                             env=env, timeout=600, capture_output=True, encoding="utf-8")
     assert ok(result).splitlines()[-1] == "[0, 0, 0, 0, 2]", result.stderr
@@ -181,6 +198,8 @@ def test_the_program_and_its_tokenizer_work_alone(env, tmp_path):
     c = ne.read_checkpoint(str(work / "nanoeuler.bin"))
     assert c.state.step == 4 and c.moments
     assert [r["step"] for r in read_log(work / "nanoeuler.jsonl") if "loss" in r] == [1, 2, 3, 4]
+    if kernels_of_pair:
+        shutil.copytree(pair / "__pycache__", kernels_of_pair, dirs_exist_ok=True)
 
 
 def test_a_package_of_another_version_is_rejected(alone, env):
