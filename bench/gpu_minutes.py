@@ -85,14 +85,12 @@ def milliseconds(log):
 def text(a, cfg, seed):
     """(batches, windows and targets of the tail, its bytes), as `t` has them"""
     import nanoeuler as ne
-    from nanoeuler_parts.files.texts import read_text, split_text
-    train, val = split_text(read_text(a.data), HOLDOUT)
-    tokenizer = ne.bpe.train(bytes(train), cfg.vocab_size)
-    tokens, tail = tokenizer.encode(train), tokenizer.encode(val)
-    batches = ne.Batches(tokens, cfg.seq_len, cfg.n_mtp, seed)
-    tail = ne.np.append(tokens[-1:], tail)
-    x, targets = ne.windows(tail, range(0, len(tail) - 1, cfg.seq_len), cfg.seq_len, P=1)
-    return batches, x, targets[0], len(val)
+    text = ne.open_text(a.data, "text", "", HOLDOUT)
+    tokenizer = ne.bpe.train(text.excerpt(), cfg.vocab_size, ne.bpe.SPECIALS)
+    text.encode(tokenizer, tokenizer.specials[ne.State.eos], 0.0, seed)
+    batches = ne.Batches(text.train, cfg.seq_len, cfg.n_mtp, seed)
+    x, targets = ne.windows(text.tail, range(0, len(text.tail) - 1, cfg.seq_len), cfg.seq_len, P=1)
+    return batches, x, targets[0], text.tail_bytes
 
 
 class BatchedMuon:

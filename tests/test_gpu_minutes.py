@@ -5,8 +5,12 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from helpers import ROOT, needs
+from helpers import FAST, ROOT, TEXT, needs
+from helpers import run as program
+
+import nanoeuler as ne
 
 sys.path.insert(0, str(ROOT / "bench"))
 import gpu_minutes
@@ -98,6 +102,21 @@ def test_ours_takes_as_many_steps_as_fit_at_its_pace(monkeypatch):
         "0.004", "0.95", "1", "3", "32768"]
     a.steps = 7
     assert gpu_minutes.ours(row, a)["steps"] == 7
+
+
+def test_the_peer_trains_on_the_tokens_of_ours(tmp_path, monkeypatch):
+    """Its batches, its held-out windows and their bytes are those of a run of `train`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_bytes(TEXT.read_bytes()[:60_000])
+    program("train", "--data", "text.txt", *FAST, "--holdout", gpu_minutes.HOLDOUT, "--dtype",
+            "f32", "--steps", 2)
+    c = ne.read_checkpoint("nanoeuler.bin")
+    batches, x, targets, n_bytes = gpu_minutes.text(SimpleNamespace(data="text.txt"), c.cfg, 1)
+    text = ne.open_text("text.txt", "text", "", gpu_minutes.HOLDOUT)
+    text.encode(c.tokenizer, -1, 0.0, 1)
+    assert np.array_equal(batches.tokens, text.train)
+    model = ne.Model(c.cfg, c.flat)
+    assert ne.evaluate(model, x, targets, n_bytes) == pytest.approx(c.state.bits_per_byte, rel=1e-6)
 
 
 def test_rates():
