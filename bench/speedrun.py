@@ -104,7 +104,7 @@ def report(out, target):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--data", default=DATA, help=f"the text (default {DATA})")
     parser.add_argument("--minutes", type=float, default=MINUTES,
                         help=f"of training, without compilation (default {MINUTES})")
@@ -114,6 +114,11 @@ def main():
     a, flags = parser.parse_known_args()
     if not os.path.exists(a.data):
         sys.exit(f"{a.data} does not exist; make it with `make data`, or name a text with --data")
+    if os.path.exists(a.out) and not a.force:
+        data = ne.read_checkpoint(a.out).state.options["data"]
+        if data != a.data:
+            sys.exit(f"{a.out} was trained on {data}, not on {a.data}; name another --out, or "
+                     f"start from the beginning with --force")
     if a.force or not complete(a.out):
         train(a.out, a.data, a.minutes, flags, a.force)
     name = a.out.removesuffix(".bin")

@@ -31,7 +31,7 @@ TINY = ne.Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=2, n_hidde
 FAST = ("--seq-len", "16", "--vocab-size", "280", "--batch", "64", "--threads", "1", "--warmup",
         "2")
 
-# What may be skipped where CI is set: a test that is not run proves nothing.
+# Where CI is set, tests may be skipped for these reasons only: a skipped test proves nothing.
 MAY_BE_SKIPPED = (
     "This program needs an NVIDIA GPU",      # tests/test_gpu.py, tests/test_gpus.py
     "llama_cpp comes with",                  # its compilation takes 15 minutes

@@ -92,6 +92,9 @@ def test_an_interrupted_speedrun_is_resumed(speedrun, monkeypatch):
     code, said = speedrun("--steps", "8")
     assert code == 0 and "bits per byte on the whole held-out text." in said
     assert speedrun.commands[0][:2] == ["train", "--resume"]
+    (speedrun.folder / "other.txt").write_text("Another text.", "utf-8")
+    code, _ = speedrun("--data", "other.txt")
+    assert "was trained on text.txt, not on other.txt" in code and not speedrun.commands
 
 
 def test_what_a_speedrun_rejects(speedrun):
