@@ -310,7 +310,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         apart(p, g, m, v)
 
     def of_matrices(self, x, starts, *flat):
-        """What the kernels of Muon share: matrices (n, N, K), and where they are in flat buffers"""
+        """Checks that the kernels of Muon share: matrices (n, N, K), and their places in buffers"""
         n, N, K = x.shape
         assert starts.shape == (n,) and starts.dtype == np.int64
         first = starts.gpu_data.device.read(starts)

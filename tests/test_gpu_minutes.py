@@ -127,7 +127,7 @@ def test_rates():
 
 
 def test_the_muon_of_the_peer_is_that_of_pytorch():
-    """Of a tall, a wide and two equal matrices, up to the rounding of products in bfloat16"""
+    """A tall, a wide and two equal matrices, up to the rounding of products in bfloat16"""
     torch = needs("torch")
     torch.manual_seed(1)
     shapes = (48, 16), (16, 40), (16, 16), (16, 16)
