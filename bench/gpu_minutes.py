@@ -56,7 +56,7 @@ def ours(row, a):
     from nanoeuler_parts.files.logs import read_log
     width = ne.PRESETS[a.preset].n_embd
     chosen = ["--lr", row["lr"] * width / 128]           # `t` scales its rate by 128 / n_embd
-    chosen += ["--n-mtp", row["heads"], *shlex.split(row["flags"])]
+    chosen += ["--n-mtp", row["heads"], "--vocab-size", row["vocab"], *shlex.split(row["flags"])]
     if row["muon_lr"]:
         chosen += ["--optimizer", "muon", "--muon-lr", row["muon_lr"]]
     with tempfile.TemporaryDirectory() as folder:
@@ -161,7 +161,8 @@ def peer(row, a):
 
     import nanoeuler as ne
     torch.set_float32_matmul_precision("high")
-    cfg, B, device = ne.replace(ne.PRESETS[a.preset], n_mtp=row["heads"]), a.batch, a.device
+    cfg = ne.replace(ne.PRESETS[a.preset], n_mtp=row["heads"], vocab_size=row["vocab"])
+    B, device = a.batch, a.device
     batches, x, targets, n_bytes = text(a, cfg, row["seed"])
     with torch.device(device):
         model = torch_peer.Peer(torch_peer.peer_config(cfg), seed=row["seed"])
@@ -251,6 +252,7 @@ def rows_of(a):
         rates = (a.muon_lr or [muon_lr]) if muon_lr else [0]
         rows += [dict(kind=kind, lr=one, muon_lr=other, seed=seed,
                       heads=a.heads or ne.PRESETS[a.preset].n_mtp,
+                      vocab=a.vocab or ne.PRESETS[a.preset].vocab_size,
                       flags=a.flags if kind.startswith("ours") else "")
                  for one, other, seed in itertools.product(a.lr or [lr], rates, a.seeds)]
     return rows
@@ -267,8 +269,8 @@ def markdown(results):
     found = {}
     for r in results["rows"]:
         rates = f"Muon {r['muon_lr']:g}, AdamW" if r["muon_lr"] else "AdamW"
-        heads = f", {r['heads']} output head{'s' * (r['heads'] > 1)}"
-        name = " ".join([f"{r['kind']}, {rates} {r['lr']:g}{heads}", *r["flags"].split()])
+        shape = f"{r['heads']} output head{'s' * (r['heads'] > 1)}, vocabulary of {r['vocab']:,}"
+        name = " ".join([f"{r['kind']}, {rates} {r['lr']:g}, {shape}", *r["flags"].split()])
         found.setdefault(name, []).append(r)
     for name, rows in found.items():
         lines += [f"| {name}, seed {r['seed']} | {r['steps']:,} | {r['ms']:.1f} | "
@@ -299,6 +301,8 @@ def main():
     parser.add_argument("--muon-lr", nargs="+", type=float, help="rates of Muon to try")
     parser.add_argument("--lr", nargs="+", type=float, help="rates of AdamW to try")
     parser.add_argument("--heads", type=int, default=0, help="output heads (default: the preset's)")
+    parser.add_argument("--vocab", type=int, default=0, help="tokens of the vocabulary (default: "
+                        "the preset's)")
     parser.add_argument("--flags", default="", help="further flags of `t`, in one argument")
     parser.add_argument("--at-once", type=int, default=1, help="rows at the same time, each on a "
                         "GPU of its own (default 1)")

@@ -21,7 +21,7 @@ ONE = dict(steps=1, ms=1.0, seconds=1.0, bits_per_byte=1.0)      # what a worker
 
 def test_rows_and_their_table():
     a = SimpleNamespace(rows=["ours-adamw", "peer-muon"], seeds=[1, 2], muon_lr=[0.004, 0.01],
-                        lr=None, heads=1, flags="--mtp-weight 0", preset="base")
+                        lr=None, heads=1, vocab=0, flags="--mtp-weight 0", preset="base")
     rows = gpu_minutes.rows_of(a)
     assert [r["flags"] for r in rows] == 2 * ["--mtp-weight 0"] + 4 * [""]
     assert [(r["kind"], r["muon_lr"], r["seed"]) for r in rows] == [
@@ -31,11 +31,10 @@ def test_rows_and_their_table():
             for i, r in enumerate(rows)]
     said = gpu_minutes.markdown(dict(minutes=3, steps=0, preset="base", device="GPU", versions="",
                                      commit="", rows=done))
-    assert ("| ours-adamw, AdamW 0.001, 1 output head --mtp-weight 0, seed 2 | 10 | 50.0 | 0.5 | "
-            "1.1000 |"
-            in said)
-    assert ("peer-muon, Muon 0.01, AdamW 0.001, 1 output head: mean 1.4500, from 1.4000 to 1.5000."
-            in said)
+    assert ("| ours-adamw, AdamW 0.001, 1 output head, vocabulary of 4,096 --mtp-weight 0, seed 2 "
+            "| 10 | 50.0 | 0.5 | 1.1000 |" in said)
+    assert ("peer-muon, Muon 0.01, AdamW 0.001, 1 output head, vocabulary of 4,096: mean 1.4500, "
+            "from 1.4000 to 1.5000." in said)
 
 
 def test_rows_that_are_done_are_not_run_again(tmp_path, monkeypatch, capsys):
@@ -92,14 +91,16 @@ def test_ours_takes_as_many_steps_as_fit_at_its_pace(monkeypatch):
 
     monkeypatch.setattr(gpu_minutes.subprocess, "run", run)
     a = SimpleNamespace(preset="base", data="text", batch=64, minutes=0.5, steps=0)
-    row = dict(kind="ours-muon", lr=1e-3, muon_lr=0.004, seed=3, heads=1, flags="--momentum 0.95")
+    row = dict(kind="ours-muon", lr=1e-3, muon_lr=0.004, seed=3, heads=1, vocab=8192,
+               flags="--momentum 0.95")
     found = gpu_minutes.ours(row, a)
     first, flags = commands
     assert (first["--steps"], flags["--steps"]) == (str(gpu_minutes.PACE), "600")
     assert found == dict(steps=600, bits_per_byte=1.25, ms=475.0, seconds=285.0)
     assert float(flags["--lr"]) * 128 / 768 == pytest.approx(1e-3)
-    assert [flags[f"--{x}"] for x in ("muon-lr", "momentum", "n-mtp", "seed", "batch")] == [
-        "0.004", "0.95", "1", "3", "32768"]
+    assert [flags[f"--{x}"] for x in (
+        "muon-lr", "momentum", "n-mtp", "vocab-size", "seed", "batch")] == [
+            "0.004", "0.95", "1", "8192", "3", "32768"]
     a.steps = 7
     assert gpu_minutes.ours(row, a)["steps"] == 7
 
