@@ -45,8 +45,8 @@ WARMUP = 200                                 # steps, as the default of `t`
 PACE = 200                                   # steps of a first run of ours, which show its pace
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
 # kind -> (the rate of AdamW, the rate of Muon or 0)
-KINDS = {"ours-adamw": (1e-3, 0), "ours-muon": (1e-3, 0.005), "peer-adamw": (1e-3, 0),
-         "peer-muon": (1e-3, 0.004)}
+KINDS = {"ours-adamw": (1e-3, 0), "ours-muon": (2e-3, 0.008), "peer-adamw": (1e-3, 0),
+         "peer-muon": (2e-3, 0.004)}
 
 
 # ---- rows, each in a process of its own

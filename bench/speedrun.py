@@ -33,7 +33,8 @@ from nanoeuler_parts.files.logs import read_log
 
 PROGRAM, VERB = "nanoeuler_cuda.py", "t"
 DATA = "data/pretrain.txt"
-RECIPE = ["--preset", "base", "--optimizer", "muon", "--eval-every", "500"]
+RECIPE = ["--preset", "base", "--vocab-size", "16384", "--n-mtp", "1", "--optimizer", "muon",
+          "--batch", "16384", "--eval-every", "1000"]        # bench/NOTES.md says why
 MINUTES = 6.5                                # of training
 
 

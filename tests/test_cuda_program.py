@@ -220,9 +220,9 @@ def test_a_run_by_muon(life, capsys):
     muon = "--optimizer", "muon", "--momentum", 0.8
     assert verb("t", *life, *muon, "--steps", 2) == 0
     said = capsys.readouterr().out
-    assert "Muon             lr 0.005, momentum 0.8" in said and "Muon's matrices" in said
+    assert "Muon             lr 0.008, momentum 0.8" in said and "Muon's matrices" in said
     assert verb("tr", "--steps", 3) == 0
-    assert ne.read_checkpoint("nanoeuler.bin").state.options["newton_schulz"] == 3
+    assert ne.read_checkpoint("nanoeuler.bin").state.options["newton_schulz"] == 5
     assert verb("t", *life, "--force", "--momentum", 0.8, "--steps", 2) == 2
     assert "momentum is a setting of Muon" in capsys.readouterr().err
 

@@ -44,8 +44,9 @@ class CountsGpus:
         options.gpus = PLACE.size
         super().__init__(out, start, options, engine)
 
-# The other defaults of `t` were chosen for AdamW
-MUON_DEFAULTS = {"weight_decay": 0.1, "floor": 0.0}
+# The defaults of `t` are for AdamW.  With --optimizer muon these are different, and so are those of
+# the settings that only Muon has: the best of a sweep with base on an H100 (bench/NOTES.md).
+MUON_DEFAULTS = {"lr": 0.012, "weight_decay": 0.1, "floor": 0.0}
 MUON_DEFAULTS_SHOWN = ", ".join(f"{name} {value:g}" for name, value in MUON_DEFAULTS.items())
 
 class Run(CountsGpus, ne.Run):
@@ -71,7 +72,10 @@ class Run(CountsGpus, ne.Run):
                                          "only; 0: none")
         optimizer: str = ne.setting("adamw", 0, 0, "adamw: AdamW only; muon: Muon for the layers' "
                                     f"matrices, else AdamW, with defaults {MUON_DEFAULTS_SHOWN}")
-        muon_lr: float = ne.setting(0.005, 1e-9, 10, "peak learning rate of Muon")
+        muon_lr: float = ne.setting(0.008, 1e-9, 10, "peak learning rate of Muon")
+        momentum: float = ne.setting(0.95, 0, 0.9999, "coefficient of Muon's Nesterov momentum")
+        newton_schulz: int = ne.setting(5, 1, 20, "number of Newton-Schulz iterations by which "
+                                        "Muon orthogonalizes an update")
 
 class SftRun(CountsGpus, sft.SftRun):
     verb, Options = "s", make_dataclass("Options", (), bases=(OnGpu, sft.SftOptions))
