@@ -227,6 +227,15 @@ def test_a_run_by_muon(life, capsys):
     assert "momentum is a setting of Muon" in capsys.readouterr().err
 
 
+def test_the_program_takes_the_recipe_of_the_speedrun(life, monkeypatch):
+    """Its flags; those of `life` come later, so the model is small."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    from speedrun import RECIPE
+    assert verb("t", *RECIPE, *life, "--steps", 2) == 0
+    c = ne.read_checkpoint("nanoeuler.bin")
+    assert c.cfg.n_mtp == 1 and c.state.options["optimizer"] == "muon"
+
+
 def test_without_a_driver_the_tests_on_a_gpu_may_be_skipped(dry, monkeypatch):
     def missing():
         raise nc.CudaAPIError(999, "CUDA driver library cannot be found")
