@@ -185,15 +185,16 @@ def gpu_cases(folder, gpus):
     """The cases of the GPU program, as `cases`"""
     n, steps = ["--gpus", gpus], ["--steps", 8, "--warmup", 2]
     base = ["--preset", "base", "--batch", 64 * 512, *steps, *n]
+    adamw, muon = ["--optimizer", "adamw"], ["--optimizer", "muon"]
     found = {f"train {name}{again}": lambda out=f"{name}.bin", more=more: on_gpu(
                  folder, out, *base, *more)
-             for name, more in (("adamw", []), ("muon", ["--optimizer", "muon"]))
+             for name, more in (("adamw", adamw), ("muon", muon))
              for again in ("", ", again")}
     found["train f32"] = lambda: on_gpu(
-        folder, "f32.bin", "--preset", "small", "--dtype", "f32", *steps, *n)
+        folder, "f32.bin", "--preset", "small", "--dtype", "f32", *adamw, *steps, *n)
 
-    def halves():
-        on_gpu(folder, "half.bin", *base, "--steps", 4)
+    def halves(optimizer):
+        on_gpu(folder, "half.bin", *base, *optimizer, "--steps", 4)
         return on_gpu(folder, "half.bin", "--resume", "--steps", 8, *n)
 
     def sft():
@@ -201,7 +202,8 @@ def gpu_cases(folder, gpus):
             ROOT / "data" / "instructions.json", *CHAT)
         return tensors(folder / "s.bin")
 
-    found["resume"], found["sft"] = halves, sft
+    found["resume adamw"], found["resume muon"] = lambda: halves(adamw), lambda: halves(muon)
+    found["sft"] = sft
     found["i"] = lambda: run(folder, "nanoeuler_cuda.py", "i", "ROMEO:", "adamw.bin", "--tokens",
                              60, "--seed", 2)
     return found

@@ -4,8 +4,8 @@
     python bench/gpu_minutes.py --data mix.txt --rows ours-muon peer-muon --seeds 1
     python bench/gpu_minutes.py --data mix.txt --steps 2500 --at-once 4       on four GPUs
 
-ours-adamw    `nanoeuler_cuda.py t`
-ours-muon     `nanoeuler_cuda.py t --optimizer muon`
+ours-adamw    `nanoeuler_cuda.py t --optimizer adamw`
+ours-muon     `nanoeuler_cuda.py t`
 peer-adamw    tests/oracles/torch_peer.py, compiled, bfloat16 autocast, fused AdamW, cosine to zero
 peer-muon     the same with Muon for the matrices of the layers, five Newton-Schulz steps, batched
               over matrices of one shape, momentum 0.95; a constant rate, and in the second half a
@@ -57,8 +57,8 @@ def ours(row, a):
     width = ne.PRESETS[a.preset].n_embd
     chosen = ["--lr", row["lr"] * width / 128]           # `t` scales its rate by 128 / n_embd
     chosen += ["--n-mtp", row["heads"], "--vocab-size", row["vocab"], *shlex.split(row["flags"])]
-    if row["muon_lr"]:
-        chosen += ["--optimizer", "muon", "--muon-lr", row["muon_lr"]]
+    chosen += ["--optimizer", "muon", "--muon-lr", row["muon_lr"]] if row["muon_lr"] else [
+        "--optimizer", "adamw"]
     with tempfile.TemporaryDirectory() as folder:
         def train(name, steps, *more):
             out = pathlib.Path(folder, name)

@@ -217,14 +217,27 @@ def test_a_window_is_said_at_the_start(life, capsys):
 
 def test_a_run_by_muon(life, capsys):
     """Its settings, its memory, and a resumed run"""
-    muon = "--optimizer", "muon", "--momentum", 0.8
-    assert verb("t", *life, *muon, "--steps", 2) == 0
+    assert verb("t", *life, "--momentum", 0.8, "--steps", 2) == 0
     said = capsys.readouterr().out
     assert "Muon             lr 0.008, momentum 0.8" in said and "Muon's matrices" in said
     assert verb("tr", "--steps", 3) == 0
     assert ne.read_checkpoint("nanoeuler.bin").state.options["newton_schulz"] == 5
-    assert verb("t", *life, "--force", "--momentum", 0.8, "--steps", 2) == 2
+    adamw = "--force", "--optimizer", "adamw"
+    assert verb("t", *life, *adamw, "--momentum", 0.8, "--steps", 2) == 2
     assert "momentum is a setting of Muon" in capsys.readouterr().err
+
+
+def test_a_run_of_before_muon_is_resumed_by_adamw(life, monkeypatch):
+    """Its checkpoint names no optimizer."""
+    assert verb("t", *life, "--optimizer", "adamw", "--steps", 2) == 0
+    c = ne.read_checkpoint("nanoeuler.bin")
+    older = {name: x for name, x in c.state.options.items()
+             if name != "optimizer" and name not in ne.MUON_SETTINGS}
+    assert older.keys() < c.state.options.keys()
+    older = c._replace(state=ne.replace(c.state, options=older))
+    monkeypatch.setattr(ne, "read_checkpoint", lambda path: older)
+    _, options = ne.resumed(on_gpu.Run, "nanoeuler.bin", None, None, {"steps": 3})
+    assert (options.optimizer, options.lr, options.weight_decay) == ("adamw", 6e-3, 1.0)
 
 
 def test_the_program_takes_the_recipe_of_the_speedrun(life, monkeypatch):

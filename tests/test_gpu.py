@@ -111,7 +111,7 @@ def test_a_killed_stage_ends_in_the_same_bytes(tmp_path):
     pairs = (ROOT / "data/preferences_sample.jsonl").read_text(encoding="utf-8").splitlines()[:600]
     (tmp_path / "pairs.jsonl").write_text("\n".join(pairs), encoding="utf-8")
     for verb, again, source, data in (
-            ("t", ["tr"], ["--preset", "small", "--batch", 4096, "--optimizer", "muon"],
+            ("t", ["tr"], ["--preset", "small", "--batch", 4096],
              ROOT / "data/shakespeare.txt"),
             ("s", ["s", "--resume"], [tmp_path / "t.bin"], ROOT / "data/instructions.json"),
             ("d", ["d", "--resume"], [tmp_path / "s.bin"], tmp_path / "pairs.jsonl")):
@@ -126,9 +126,10 @@ def test_both_programs_take_the_same_steps(tmp_path):
     """The float32 losses of 50 steps; gpu_proof.py has 200, float64 and a control beside it."""
     args = ("--data", ROOT / "data/shakespeare.txt", "--steps", 50, "--batch", 2048, "--lr", 3e-3,
             "--warmup", 50, "--holdout", 0.1, "--weight-decay", 0.3)
-    cli("t", "--preset", "small", "--dtype", "f32", *args, "--out", tmp_path / "gpu.bin")
-    the_same = "--optimizer", "adamw", "--dtype", "f32", "--mtp-until", 1
-    result = nanoeuler("train", "small", *args, *the_same, "--out", tmp_path / "cpu.bin", cwd=ROOT)
+    the_same = "--optimizer", "adamw", "--dtype", "f32", *args
+    cli("t", "--preset", "small", *the_same, "--out", tmp_path / "gpu.bin")
+    result = nanoeuler("train", "small", *the_same, "--mtp-until", 1, "--out",
+                       tmp_path / "cpu.bin", cwd=ROOT)
     assert result.returncode == 0, result.stderr
     gpu, cpu = ([r["loss"] for r in read_log(str(tmp_path / name)) if "loss" in r]
                 for name in ("gpu.jsonl", "cpu.jsonl"))
@@ -163,8 +164,8 @@ def test_muon_is_that_of_the_cpu(cfg, dtype, bound):
 
 def test_a_run_by_muon_goes_on_in_the_other_program(tmp_path):
     """Both programs resume a checkpoint of either, with its moments and settings."""
-    args = ("--data", ROOT / "data/shakespeare.txt", "--batch", 2048, "--optimizer", "muon",
-            "--muon-lr", 0.02, "--steps", 8, "--dtype", "f32")
+    args = ("--data", ROOT / "data/shakespeare.txt", "--batch", 2048, "--muon-lr", 0.02, "--steps",
+            8, "--dtype", "f32")
     cli("t", "--preset", "small", *args, "--out", tmp_path / "gpu.bin")
     cpu = nanoeuler("train", "small", *args, "--out", tmp_path / "cpu.bin", cwd=ROOT)
     assert cpu.returncode == 0, cpu.stderr

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import gc
 import math
+import multiprocessing
 import pathlib
 import sys
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from numba.cuda.cudadrv.driver import CudaAPIError
 
 import bpe
 from bpe import need
+from nanoeuler_parts.gpu.place import PLACE
 from nanoeuler_parts.machine.kernels import save_compiled
 
 # ---- kernels, and their cache on disk
@@ -34,9 +36,11 @@ bpe.survive_damage(caching.IndexDataCacheFile)
 
 @functools.cache
 def note_compiling():
-    """Prints, once per process, that kernels are being compiled."""
-    print("note: compiling GPU kernels, once; this takes up to a minute", file=sys.stderr,
-          flush=True)
+    """Prints, once per command, that kernels are being compiled.  The processes of self-tests and
+    all ranks but the first compile silently."""
+    if PLACE.rank == 0 and multiprocessing.parent_process() is None:
+        print("note: compiling GPU kernels, once; this takes up to a minute", file=sys.stderr,
+              flush=True)
 
 def save_and_note(self, key, data):
     """Saves a compiled kernel to the cache.  Its compilation took about a second, and others will

@@ -44,17 +44,18 @@ class CountsGpus:
         options.gpus = PLACE.size
         super().__init__(out, start, options, engine)
 
-# The defaults of `t` are for AdamW.  With --optimizer muon these are different, and so are those of
-# the settings that only Muon has: the best of a sweep with base on an H100 (bench/NOTES.md).
-MUON_DEFAULTS = {"lr": 0.012, "weight_decay": 0.1, "floor": 0.0}
-MUON_DEFAULTS_SHOWN = ", ".join(f"{name} {value:g}" for name, value in MUON_DEFAULTS.items())
+# The defaults of `t` are for Muon: the best of a sweep with base on an H100 (bench/NOTES.md).  With
+# --optimizer adamw, these are different.
+ADAMW_DEFAULTS = {"lr": 6e-3, "weight_decay": 1.0, "floor": 0.02}
+ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value:g}" for name, value in ADAMW_DEFAULTS.items())
 
 class Run(CountsGpus, ne.Run):
     verb, preset, larger_data = "t", "base", "data/pretrain.txt"
 
     @dataclass
     class Options(OnGpu, ne.OptimizerOptions):
-        defaults_with = {"muon": MUON_DEFAULTS}
+        unsaid = {"optimizer": "adamw", "newton_schulz": 5, "embedding_lr": 3.0}
+        defaults_with = {"adamw": ADAMW_DEFAULTS}
         data: str = ne.setting(ne.TextOptions.data, 0, 0, f"{ne.TEXT_HELP}; if data/pretrain.txt "
                                "exists, it replaces the default", several=True)
         steps: int | None = ne.setting(10_000, 0, 1 << 40, "number of training steps; 0: train for "
@@ -68,10 +69,14 @@ class Run(CountsGpus, ne.Run):
                                     "for validation")
         warmup: int = ne.setting(200, 0, 1 << 40, "number of warm-up steps, in which the learning "
                                  "rate rises linearly; 0: no warm-up")
-        weight_decay: float = ne.setting(1.0, 0, 10, "decoupled weight decay, applied to matrices "
+        lr: float = ne.setting(0.012, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / "
+                               "n_embd")
+        floor: float = ne.setting(0.0, 0, 1, "final learning rate of the cosine schedule, as a "
+                                  "fraction of the peak; 0: decay to zero")
+        weight_decay: float = ne.setting(0.1, 0, 10, "decoupled weight decay, applied to matrices "
                                          "only; 0: none")
-        optimizer: str = ne.setting("adamw", 0, 0, "adamw: AdamW only; muon: Muon for the layers' "
-                                    f"matrices, else AdamW, with defaults {MUON_DEFAULTS_SHOWN}")
+        optimizer: str = ne.setting("muon", 0, 0, "muon: Muon for the layers' matrices, else AdamW;"
+                                    f" adamw: AdamW only, with defaults {ADAMW_DEFAULTS_SHOWN}")
         muon_lr: float = ne.setting(0.008, 1e-9, 10, "peak learning rate of Muon")
         momentum: float = ne.setting(0.95, 0, 0.9999, "coefficient of Muon's Nesterov momentum")
         newton_schulz: int = ne.setting(5, 1, 20, "number of Newton-Schulz iterations by which "
