@@ -148,9 +148,12 @@ def matrices_of(model):
     return found
 
 
-def rate_at(share, muon):
-    """The rate as a part of its peak, at this share of the training"""
-    return min(1.0, 2 * (1 - share)) if muon else 0.5 * (1 + math.cos(math.pi * share))
+def rate_at(share, schedule):
+    """The rate as a part of its peak, at this share of the training.  linear: constant in the first
+    half, then linear to zero"""
+    if schedule == "linear":
+        return min(1.0, 2 * (1 - share))
+    return 0.5 * (1 + math.cos(math.pi * share))
 
 
 def peer(row, a):
@@ -181,10 +184,13 @@ def peer(row, a):
         matrices = matrices_of(model) if row["muon_lr"] else []
         of_muon = {id(p) for p, *_ in matrices}
         rest = [p for p in model.parameters() if id(p) not in of_muon]
-        adamw = torch.optim.AdamW(
-            [dict(params=[p for p in rest if p.dim() == 2], weight_decay=0.1),
-             dict(params=[p for p in rest if p.dim() < 2], weight_decay=0.0)],
-            lr=row["lr"], betas=(0.9, 0.95), fused=True)
+        embedding, factor = model.wte.weight, row["embedding"]
+        groups = [dict(params=[p for p in rest if p.dim() == 2 and p is not embedding],
+                       weight_decay=0.1, factor=1.0),
+                  dict(params=[p for p in rest if p.dim() < 2], weight_decay=0.0, factor=1.0),
+                  # the same rate * decay as other matrices
+                  dict(params=[embedding], weight_decay=0.1 / factor, factor=factor)]
+        adamw = torch.optim.AdamW(groups, lr=row["lr"], betas=(0.9, 0.95), fused=True)
         return adamw, BatchedMuon(matrices, row["muon_lr"]) if matrices else None
 
     def step(i, adamw, muon):
@@ -221,9 +227,9 @@ def peer(row, a):
 
     i, limit, began, marks = 0, a.steps or 60 * a.minutes, time.perf_counter(), []
     while (now := i if a.steps else time.perf_counter() - began) < limit:
-        share = rate_at(now / limit, bool(muon)) * min(1.0, (i + 1) / WARMUP)
+        share = rate_at(now / limit, row["schedule"]) * min(1.0, (i + 1) / WARMUP)
         for group in adamw.param_groups:
-            group["lr"] = row["lr"] * share
+            group["lr"] = row["lr"] * group["factor"] * share
         if muon:
             muon.lr = row["muon_lr"] * share
         loss = step(i, adamw, muon)
@@ -250,10 +256,12 @@ def rows_of(a):
     for kind in a.rows:
         lr, muon_lr = KINDS[kind]
         rates = (a.muon_lr or [muon_lr]) if muon_lr else [0]
+        of_peer = dict(schedule=a.schedule or ("linear" if muon_lr else "cosine"),
+                       embedding=a.embedding if muon_lr else 1.0)
         rows += [dict(kind=kind, lr=one, muon_lr=other, seed=seed,
                       heads=a.heads or ne.PRESETS[a.preset].n_mtp,
                       vocab=a.vocab or ne.PRESETS[a.preset].vocab_size,
-                      flags=a.flags if kind.startswith("ours") else "")
+                      **dict(flags=a.flags) if kind.startswith("ours") else of_peer)
                  for one, other, seed in itertools.product(a.lr or [lr], rates, a.seeds)]
     return rows
 
@@ -270,7 +278,9 @@ def markdown(results):
     for r in results["rows"]:
         rates = f"Muon {r['muon_lr']:g}, AdamW" if r["muon_lr"] else "AdamW"
         shape = f"{r['heads']} output head{'s' * (r['heads'] > 1)}, vocabulary of {r['vocab']:,}"
-        name = " ".join([f"{r['kind']}, {rates} {r['lr']:g}, {shape}", *r["flags"].split()])
+        name = " ".join([f"{r['kind']}, {rates} {r['lr']:g}, {shape}", *r["flags"].split()]
+                        if "flags" in r else [f"{r['kind']}, {r['schedule']}, {rates} {r['lr']:g}, "
+                                              f"embedding x {r['embedding']:g}, {shape}"])
         found.setdefault(name, []).append(r)
     for name, rows in found.items():
         lines += [f"| {name}, seed {r['seed']} | {r['steps']:,} | {r['ms']:.1f} | "
@@ -304,6 +314,10 @@ def main():
     parser.add_argument("--vocab", type=int, default=0, help="tokens of the vocabulary (default: "
                         "the preset's)")
     parser.add_argument("--flags", default="", help="further flags of `t`, in one argument")
+    parser.add_argument("--schedule", choices=("linear", "cosine"), help="of the peer's rates "
+                        "(default: linear with Muon, cosine with AdamW)")
+    parser.add_argument("--embedding", type=float, default=1.0, help="the peer's rate of the "
+                        "embedding beside Muon, as a multiple of AdamW's (default 1)")
     parser.add_argument("--at-once", type=int, default=1, help="rows at the same time, each on a "
                         "GPU of its own (default 1)")
     parser.add_argument("--preset", default="base", help="default base")

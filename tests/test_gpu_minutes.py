@@ -21,9 +21,11 @@ ONE = dict(steps=1, ms=1.0, seconds=1.0, bits_per_byte=1.0)      # what a worker
 
 def test_rows_and_their_table():
     a = SimpleNamespace(rows=["ours-adamw", "peer-muon"], seeds=[1, 2], muon_lr=[0.004, 0.01],
-                        lr=None, heads=1, vocab=0, flags="--mtp-weight 0", preset="base")
+                        lr=None, heads=1, vocab=0, flags="--mtp-weight 0", preset="base",
+                        schedule=None, embedding=4.0)
     rows = gpu_minutes.rows_of(a)
-    assert [r["flags"] for r in rows] == 2 * ["--mtp-weight 0"] + 4 * [""]
+    assert [r.get("flags") for r in rows] == 2 * ["--mtp-weight 0"] + 4 * [None]
+    assert [r.get("embedding") for r in rows] == 2 * [None] + 4 * [4.0]
     assert [(r["kind"], r["muon_lr"], r["seed"]) for r in rows] == [
         ("ours-adamw", 0, 1), ("ours-adamw", 0, 2), ("peer-muon", 0.004, 1),
         ("peer-muon", 0.004, 2), ("peer-muon", 0.01, 1), ("peer-muon", 0.01, 2)]
@@ -33,8 +35,11 @@ def test_rows_and_their_table():
                                      commit="", rows=done))
     assert ("| ours-adamw, AdamW 0.001, 1 output head, vocabulary of 4,096 --mtp-weight 0, seed 2 "
             "| 10 | 50.0 | 0.5 | 1.1000 |" in said)
-    assert ("peer-muon, Muon 0.01, AdamW 0.002, 1 output head, vocabulary of 4,096: mean 1.4500, "
-            "from 1.4000 to 1.5000." in said)
+    assert ("peer-muon, linear, Muon 0.01, AdamW 0.002, embedding x 4, 1 output head, vocabulary of "
+            "4,096: mean 1.4500, from 1.4000 to 1.5000." in said)
+    a.rows, a.schedule = ["peer-adamw", "peer-muon"], "cosine"
+    assert {(r["schedule"], r["embedding"]) for r in gpu_minutes.rows_of(a)} == {
+        ("cosine", 1.0), ("cosine", 4.0)}
 
 
 def test_rows_that_are_done_are_not_run_again(tmp_path, monkeypatch, capsys):
@@ -121,8 +126,8 @@ def test_the_peer_trains_on_the_tokens_of_ours(tmp_path, monkeypatch):
 
 
 def test_rates():
-    for muon in (False, True):
-        rates = [gpu_minutes.rate_at(i / 100, muon) for i in range(101)]
+    for schedule in ("cosine", "linear"):
+        rates = [gpu_minutes.rate_at(i / 100, schedule) for i in range(101)]
         assert rates[0] == 1 and rates[-1] == pytest.approx(0) and rates == sorted(rates)[::-1]
     assert rates[50] == 1 and rates[75] == pytest.approx(0.5)
 
