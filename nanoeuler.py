@@ -1704,13 +1704,16 @@ class Engine(Protocol):
 # This section holds the learning-rate schedule, gradient clipping, and two optimizers: AdamW, and
 # Muon for the matrices of the layers.  A first reader may read `lr_at` and AdamW, and skip Muon.
 
-def lr_at(step, n_steps, lr, warmup, floor):
+def lr_at(step, n_steps, lr, warmup, floor, cooldown=0.0):
     """Linear warm-up over `warmup` steps, then a half cosine from lr to floor * lr at n_steps.
+    With a cooldown, the rate is constant after the warm-up, and falls linearly in this last
+    fraction of the steps.
     An infinite n_steps means that the run is not planned yet: the rate then stays at lr."""
     if step < warmup:
         return lr * (step + 1) / warmup
     x = min(1.0, (step - warmup) / max(1, n_steps - warmup))
-    return lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * x)))
+    share = min(1.0, (1 - x) / cooldown) if cooldown else 0.5 * (1 + math.cos(math.pi * x))
+    return lr * (floor + (1 - floor) * share)
 
 # ---- AdamW
 # The last four fields are Muon's.  muon_lr = 0 means that AdamW updates all tensors; then the other
@@ -2250,7 +2253,7 @@ class TrainingLoop:
 
         def rate(highest):
             n_steps = s.n_steps or math.inf  # not planned yet
-            return lr_at(s.step, n_steps, highest, o.warmup, o.floor)
+            return lr_at(s.step, n_steps, highest, o.warmup, o.floor, o.cooldown)
 
         muon_settings = {}
         if o.optimizer == "muon":
@@ -4378,6 +4381,7 @@ def need_own_best(path, state):
 
 # ---- settings
 NEW_RUN = "to start a new run, drop --resume and add --out NAME"
+FLOOR_HELP = "final learning rate, as a fraction of the peak; 0: decay to zero"
 KEEP_BEST = "also save the model with the lowest validation loss, as NAME_best.bin beside NAME.bin"
 
 @dataclass
@@ -4389,6 +4393,7 @@ class RunOptions(Settings):
     unsaid = {"dtype": "f32"}  # values of settings that older checkpoints do not store
     # Some subclasses make fields of these.  In all others, the values here apply.
     optimizer, mtp_until, mtp_from, cuts, keep_best = "adamw", 1.0, 1.0, 0.0, False
+    cooldown = 0.0
     # In a setting of type int | None, `Settings` (1) turns the 0 of a flag or a file into None
     steps: int | None = setting(None, 0, 1 << 40, "number of training steps; 0: train for "
                                 "--epochs instead")
@@ -4397,8 +4402,7 @@ class RunOptions(Settings):
     micro_batch: int | None = setting(None, 0, 65_535, "number of sequences per forward and "
                                       "backward pass; 0: as many as fit in memory")
     lr: float = setting(6e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
-    floor: float = setting(0.02, 0, 1, "final learning rate of the cosine schedule, as a fraction "
-                           "of the peak; 0: decay to zero")
+    floor: float = setting(0.02, 0, 1, FLOOR_HELP)
     warmup: int = setting(50, 0, 1 << 40, "number of warm-up steps, in which the learning rate "
                           "rises linearly; 0: no warm-up")
     weight_decay: float = setting(0.1, 0, 10, "decoupled weight decay, applied to matrices only; "
@@ -4454,6 +4458,8 @@ class TextOptions(RunOptions):
                              "without compilation; used if the number of steps is 0")
     holdout: float = setting(0.1, 0.0001, 0.9, "fraction of the text, at its end, held out for "
                              "validation")
+    cooldown: float = setting(0.0, 0, 1, "last fraction of the run, in which the learning rate "
+                              "falls linearly after a constant part; 0: cosine schedule")
     mtp_weight: float = setting(0.3, 0, 10, "weight of the mean loss of the auxiliary heads "
                                 "(multi-token prediction); 0: train head 0 only")
     mtp_until: float = setting(1.0, 0, 1, "fraction of the run after which the auxiliary heads "
@@ -4514,8 +4520,7 @@ class TrainOptions(OptimizerOptions):
               "newton_schulz": 5, "embedding_lr": 3.0}
     defaults_with = {"adamw": ADAMW_DEFAULTS}
     lr: float = setting(4e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
-    floor: float = setting(0.0, 0, 1, "final learning rate of the cosine schedule, as a fraction "
-                           "of the peak; 0: decay to zero")
+    floor: float = setting(0.0, 0, 1, FLOOR_HELP)
     warmup: int = setting(25, 0, 1 << 40, "number of warm-up steps, in which the learning rate "
                           "rises linearly; 0: no warm-up")
     weight_decay: float = setting(0.1, 0, 10, "decoupled weight decay, applied to matrices only; "
@@ -4613,7 +4618,8 @@ class Run(TrainingLoop):
     def rows_of_optimizer(self):
         """The optimizer's rows of the printed table"""
         o, of_adamw = self.options, f"lr {self.lr:.2g}"
-        of_both = (f"warm-up {counted(o.warmup, 'step')}, cosine to {o.floor:g} of the peak, "
+        decay = f"linear in the last {100 * o.cooldown:g} %" if o.cooldown else "cosine"
+        of_both = (f"warm-up {counted(o.warmup, 'step')}, {decay} to {o.floor:g} of the peak, "
                    f"weight decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}")
         if o.optimizer == "adamw":
             return [("AdamW", f"{of_adamw}, {of_both}")]

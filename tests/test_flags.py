@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 ABSURD = {
     "steps": ["-1"], "batch": ["0", "-3", "9999999999"], "micro-batch": ["-1"],
     "lr": ["nan", "0", "-1", "inf", "1e300"], "warmup": ["-1"], "floor": ["2"], "beta1": ["1"],
+    "cooldown": ["2", "nan"],
     "beta2": ["nan"], "clip": ["0", "-1"], "mtp-weight": ["-1"], "weight-decay": ["nan"],
     "holdout": ["0", "1", "nan"], "eval-every": ["0"], "save-every": ["0"],
     "minutes": ["0", "nan", "-1"],

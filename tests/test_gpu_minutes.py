@@ -35,8 +35,8 @@ def test_rows_and_their_table():
                                      commit="", rows=done))
     assert ("| ours-adamw, AdamW 0.001, 1 output head, vocabulary of 4,096 --mtp-weight 0, seed 2 "
             "| 10 | 50.0 | 0.5 | 1.1000 |" in said)
-    assert ("peer-muon, linear, Muon 0.01, AdamW 0.002, embedding x 4, 1 output head, vocabulary of "
-            "4,096: mean 1.4500, from 1.4000 to 1.5000." in said)
+    assert ("peer-muon, linear, Muon 0.01, AdamW 0.002, embedding x 4, 1 output head, vocabulary "
+            "of 4,096: mean 1.4500, from 1.4000 to 1.5000." in said)
     a.rows, a.schedule = ["peer-adamw", "peer-muon"], "cosine"
     assert {(r["schedule"], r["embedding"]) for r in gpu_minutes.rows_of(a)} == {
         ("cosine", 1.0), ("cosine", 4.0)}

@@ -158,3 +158,6 @@ def test_lr_at():
     assert rates == sorted(rates, reverse=True)
     assert ne.lr_at(0, 1, 1.0, 0, 0.1) == 1 and ne.lr_at(3, 3, 1.0, 3, 0.5) <= 1
     assert ne.lr_at(0, 10, 1.0, 0, 0.0) == 1                 # no warm-up
+    late = [ne.lr_at(s, 100, 1.0, 10, 0.1, cooldown=0.2) for s in (4, 10, 82, 91, 100, 101)]
+    assert late == pytest.approx([0.5, 1, 1, 0.55, 0.1, 0.1])
+    assert ne.lr_at(10**6, math.inf, 1.0, 10, 0.0, cooldown=0.5) == 1
