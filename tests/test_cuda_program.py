@@ -232,12 +232,12 @@ def test_a_run_of_before_muon_is_resumed_by_adamw(life, monkeypatch):
     assert verb("t", *life, "--optimizer", "adamw", "--steps", 2) == 0
     c = ne.read_checkpoint("nanoeuler.bin")
     older = {name: x for name, x in c.state.options.items()
-             if name not in {"optimizer", "cooldown", *ne.MUON_SETTINGS}}
+             if name not in {"optimizer", *ne.MUON_SETTINGS}}
     assert older.keys() < c.state.options.keys()
     older = c._replace(state=ne.replace(c.state, options=older))
     monkeypatch.setattr(ne, "read_checkpoint", lambda path: older)
     _, options = ne.resumed(on_gpu.Run, "nanoeuler.bin", None, None, {"steps": 3})
-    assert (options.optimizer, options.lr, options.cooldown) == ("adamw", 6e-3, 0)
+    assert (options.optimizer, options.lr, options.weight_decay) == ("adamw", 6e-3, 1.0)
 
 
 def test_the_program_takes_the_recipe_of_the_speedrun(life, monkeypatch):

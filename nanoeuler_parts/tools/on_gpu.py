@@ -46,7 +46,7 @@ class CountsGpus:
 
 # The defaults of `t` are for Muon: the best of a sweep with base on an H100 (bench/NOTES.md).  With
 # --optimizer adamw, these are different.
-ADAMW_DEFAULTS = {"lr": 6e-3, "weight_decay": 1.0, "floor": 0.02, "cooldown": 0.0}
+ADAMW_DEFAULTS = {"lr": 6e-3, "weight_decay": 1.0, "floor": 0.02}
 ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value:g}" for name, value in ADAMW_DEFAULTS.items())
 
 class Run(CountsGpus, ne.Run):
@@ -54,7 +54,7 @@ class Run(CountsGpus, ne.Run):
 
     @dataclass
     class Options(OnGpu, ne.OptimizerOptions):
-        unsaid = {"optimizer": "adamw", "newton_schulz": 5, "embedding_lr": 3.0, "cooldown": 0.0}
+        unsaid = {"optimizer": "adamw", "newton_schulz": 5, "embedding_lr": 3.0}
         defaults_with = {"adamw": ADAMW_DEFAULTS}
         data: str = ne.setting(ne.TextOptions.data, 0, 0, f"{ne.TEXT_HELP}; if data/pretrain.txt "
                                "exists, it replaces the default", several=True)
@@ -72,9 +72,6 @@ class Run(CountsGpus, ne.Run):
         lr: float = ne.setting(0.012, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / "
                                "n_embd")
         floor: float = ne.setting(0.0, 0, 1, ne.FLOOR_HELP)
-        cooldown: float = ne.setting(0.5, 0, 1, "last fraction of the run, in which the learning "
-                                     "rate falls linearly after a constant part; 0: cosine "
-                                     "schedule")
         weight_decay: float = ne.setting(0.1, 0, 10, "decoupled weight decay, applied to matrices "
                                          "only; 0: none")
         optimizer: str = ne.setting("muon", 0, 0, "muon: Muon for the layers' matrices, else AdamW;"
