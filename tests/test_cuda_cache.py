@@ -20,6 +20,7 @@ from numba.cuda.core import caching
 from dry_gpu import SMALL, dry_run, everything, everything_of_a_rank, one_tile
 
 from nanoeuler_parts.gpu import launches
+from nanoeuler_parts.gpu.place import Place
 from nanoeuler_parts.tensor_cores.ptx import DeviceFunctions
 
 
@@ -133,6 +134,15 @@ def test_the_first_kernel_that_is_compiled_is_noted(tmp_path, capsys):
     for i in range(2):
         file.save(i, "code")
     assert capsys.readouterr().err.count("note: compiling GPU kernels") == 1
+
+
+@pytest.mark.parametrize("rank, is_child, notes", [(0, False, 1), (1, False, 0), (0, True, 0)])
+def test_one_process_of_a_command_notes_it(rank, is_child, notes, monkeypatch, capsys):
+    """Not the other ranks, and not the processes of self-tests."""
+    monkeypatch.setattr(launches, "PLACE", Place(rank, 2))
+    monkeypatch.setattr(launches.multiprocessing, "parent_process", lambda: is_child or None)
+    launches.note_compiling.__wrapped__()
+    assert capsys.readouterr().err.count("note: compiling GPU kernels") == notes
 
 
 CACHES = pytest.mark.parametrize("module, name", [("bpe", "CacheFile"),
