@@ -1950,16 +1950,17 @@ def muon_kernel(W):
             store(w, starts[z] + i, pi)
     return step
 
-def product_of_each(out, a, b):
-    """out[z] = a[z] b[z]     out (n, M, N), a (n, M, K), b (n, K, N), any of them transposed"""
+def product_of_each(out, a, b, symmetric=False):
+    """out[z] = a[z] b[z]     out (n, M, N), a (n, M, K), b (n, K, N), any of them transposed
+    symmetric: all outputs are symmetric"""
     if all_on_tensor_cores(out, a, b):
-        return tensor_cores().matmul.tensor_products(out, a, b)
+        return tensor_cores().matmul.tensor_products(out, a, b, symmetric=symmetric)
     batched_matmul(*map(as_4d, (out, a, b)))
 
 def polynomial_of_each(out, x, a, b, c):
-    """out[z] = a I + b x[z] + c x[z] x[z]     out, x (n, N, N)"""
+    """out[z] = a I + b x[z] + c x[z] x[z]     out, x (n, N, N), symmetric"""
     if all_on_tensor_cores(out, x):
-        return tensor_cores().matmul.tensor_products(out, x, x, (a, b, c))
+        return tensor_cores().matmul.tensor_products(out, x, x, (a, b, c), symmetric=True)
     product_of_each(out, x, x)
     launch(polynomial_kernel, out, x, *(number(x, v) for v in (a, b, c)),
            grid=(MATRIX_PARTS, len(x)), block=256)
@@ -1971,7 +1972,8 @@ def orthogonalize(x, other, gram, square, steps):
     x, other (n, N, K), gram, square (n, s, s), s = min(N, K)"""
     tall = x.shape[1] > x.shape[2]
     for _ in range(steps):
-        product_of_each(gram, *((transposed(x), x) if tall else (x, transposed(x))))
+        product_of_each(gram, *((transposed(x), x) if tall else (x, transposed(x))),
+                        symmetric=True)
         polynomial_of_each(square, gram, *ne.NEWTON_SCHULZ)
         product_of_each(other, *((x, square) if tall else (square, x)))
         x, other = other, x

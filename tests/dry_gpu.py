@@ -142,7 +142,10 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         first, end = out[0], out[0] + (M - 1) * out[3] + out[5] * N
         for pointer, rows, columns, stride, _, size, *_ in (a, b):
             assert end <= pointer or pointer + (rows - 1) * stride + size * columns <= first
-        self.runs(min(tiles(M, 128) * tiles(N, 256) * splits, 46), 384, WGMMA_SMEM)
+        computed = sum(not f["symmetric"] or i >= 2 * j for i in range(tiles(M, 128))
+                       for j in range(tiles(N, 256)))
+        assert M == N or not f["symmetric"]
+        self.runs(min(computed * splits, 46), 384, WGMMA_SMEM)
 
     def one_tile_kernel(self, out, map_a, map_b, K):
         (M, N), maps = out.shape, map_a.gpu_data.device.maps

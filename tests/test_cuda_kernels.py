@@ -45,7 +45,7 @@ SPILLS = {128: 512}
 # two each: Hopper's copy engine brings W to shared memory instead
 SPILLS_OF_ROWS = {"product_kernels_gate_up": 16, "product_kernels_down": 8}
 # and of a product whose epilogue reads a matrix, once a tile: all loads are under way together
-SPILLS_OF_POLYNOMIAL = 160
+SPILLS_OF_POLYNOMIAL = 192
 # bytes of arrays that another compiler, that of sm_100 and newer, leaves in memory: what was in the
 # output of dW, 32 numbers, once a tile; the sums of a product of rows, up to 32, and what is split
 STACK = {("mma_kernel_kernel", "sm_120"): 128,

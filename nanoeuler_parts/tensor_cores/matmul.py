@@ -27,8 +27,8 @@ from nanoeuler_parts.tensor_cores.ptx import (
     warpgroup_barrier, warpgroup_id,
 )
 from nanoeuler_parts.tensor_cores.tiles import (
-    descriptor, ldmatrix_columns, ldmatrix_rows, mma, PANEL_BYTES, ROW_BYTES, stmatrix, swizzled,
-    wgmma,
+    descriptor, ldmatrix_columns, ldmatrix_rows, mma, PANEL_BYTES, ROW_BYTES, stmatrix_columns,
+    stmatrix_rows, swizzled, wgmma,
 )
 
 # ---- The order of the work
@@ -465,10 +465,38 @@ EIGHT_ROWS = ROW_BYTES * np.uint32(8)
 FULL_ARRIVALS = np.uint32(1)                 # the producer's thread, with the bytes it announces
 EMPTY_ARRIVALS = np.uint32(8)                # one lane of each warp of the two consumers
 
+# If the outputs of a batch are symmetric, only the tiles on and below the diagonal are computed.  A
+# tile that lies wholly below it is also stored to its mirror image, 256 x 128.  The table shows the
+# twelve tiles of an output (768, 768), and mirror images in parentheses:
+#
+#     columns           0 to 255    256 to 511    512 to 767
+#     rows   0 to 127      0          (2 3)         (4 5)
+#     rows 128 to 255      1          (2 3)         (4 5)
+#     rows 256 to 383      2            6           (8 9)
+#     rows 384 to 511      3            7           (8 9)
+#     rows 512 to 639      4            8             10
+#     rows 640 to 767      5            9             11
+@inlined
+def lower_tile_at(tile, N):
+    """Returns (m, n): the first entry of this tile on or below the diagonal is out[m, n].
+    out (N, N).  The first 2 j tiles of column j lie above the diagonal."""
+    tiles_down = u32((N + BM - 1) // BM)
+    column, row = u32(0), tile
+    while row >= tiles_down - u32(2) * column:
+        row -= tiles_down - u32(2) * column
+        column += u32(1)
+    return (row + u32(2) * column) * u32(BM), column * u32(BN)
+
+def tiles_of(M, N, symmetric):
+    """The number of tiles of 128 x 256 that are computed of an output (M, N)"""
+    down, across = cdiv(M, BM), cdiv(N, BN)
+    return down * across - (across * (across - 1) if symmetric else 0)
+
 @made_once
-def wgmma_kernel(a_mn, b_mn, epilogue, batched):
+def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric):
     """Makes the kernel of path `wgmma` for two layouts of A and B.
-    batched: the tensor maps are those of arrays of matrices, (n, ..)"""
+    batched: the tensor maps are those of arrays of matrices, (n, ..)
+    symmetric: all outputs are symmetric"""
     accumulate, polynomial = epilogue == ADD, polynomial_for(epilogue)
     is_polynomial = epilogue not in (STORE, ADD)
     multiply = wgmma(BN, "columns" if a_mn else "rows", b_mn, adds="asked")
@@ -501,6 +529,8 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched):
         z = piece // tiles if batched else u32(0)
         m, n, first, end = tile_at(piece - z * tiles, M, N, K, u32(1) if batched else u32(splits),
                                    BM, BN)
+        if symmetric:
+            m, n = lower_tile_at(piece - z * tiles, N)
         return z, m, n, first, end
 
     @inlined
@@ -525,8 +555,21 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched):
         for j in range(16):
             at = staging + swizzled(warp_row + (lane & u32(15)), u32(2 * j) + (lane >> u32(4)))
             i = 8 * j
-            stmatrix(at, pack_bf16(acc[i], acc[i + 1]), pack_bf16(acc[i + 2], acc[i + 3]),
-                     pack_bf16(acc[i + 4], acc[i + 5]), pack_bf16(acc[i + 6], acc[i + 7]))
+            stmatrix_rows(at, pack_bf16(acc[i], acc[i + 1]), pack_bf16(acc[i + 2], acc[i + 3]),
+                          pack_bf16(acc[i + 4], acc[i + 5]), pack_bf16(acc[i + 6], acc[i + 7]))
+
+    @inlined
+    def stage_mirrored(staging, acc, warp_row):
+        """Writes the transpose of the sums to staging in bfloat16, 256 x 64: four panels of 64
+        rows.  The warp's 16 rows become two chunks of each row."""
+        lane = lane_id()
+        for j in range(16):
+            row = u32(16 * (j % 4)) + bit(lane, 4) * u32(8) + lane % u32(8)
+            chunk = u32(8 * (j // 4)) + warp_row // u32(8) + bit(lane, 3)
+            i = 8 * j
+            stmatrix_columns(staging + swizzled(row, chunk),
+                             pack_bf16(acc[i], acc[i + 1]), pack_bf16(acc[i + 2], acc[i + 3]),
+                             pack_bf16(acc[i + 4], acc[i + 5]), pack_bf16(acc[i + 6], acc[i + 7]))
 
     stage_sums = stage_f32 if accumulate else stage_bf16
 
@@ -579,6 +622,22 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched):
             semaphore_release(semaphore, next_turn(split, splits))
 
     @inlined
+    def write_mirrored(map_out, n, m, z, acc, staging, warpgroup):
+        """Stores the transpose of a consumer's sums to out[n:n + 256, m:m + 64]."""
+        leads = leads_warpgroup()
+        if leads:
+            tma_wait_read()
+        warpgroup_barrier(warpgroup)
+        stage_mirrored(staging, acc, warp_id() % u32(4) * u32(16))
+        fence_async()
+        warpgroup_barrier(warpgroup)
+        if leads:
+            for j in range(4):
+                send_box(global_address(map_out), m, n + u32(64 * j), z,
+                         staging + PANEL_BYTES * u32(j))
+            tma_commit()
+
+    @inlined
     def barrier_of(barriers, stage):
         return barriers + MBARRIER_BYTES * stage
 
@@ -612,6 +671,8 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched):
             map_fence(global_address(map_out))
         cuda.syncthreads()                   # the barriers are initialized
         tiles = u32((M + BM - 1) // BM * ((N + BN - 1) // BN))
+        if symmetric:
+            tiles -= u32((N + BN - 1) // BN * ((N + BN - 1) // BN - 1))
         pieces = tiles * u32(splits)
         piece = u32(cuda.blockIdx.x)
         if warpgroup == 0:                   # the producer: only its leader requests copies
@@ -657,6 +718,8 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched):
                 add_polynomial(acc, x, z, m, n)
                 write_tile(map_out, n, m, z, acc, own_staging, warpgroup, semaphore,
                            piece // tiles, splits)
+                if symmetric and m >= n + u32(BN):       # the tile is wholly below the diagonal
+                    write_mirrored(map_out, n, m, z, acc, own_staging, warpgroup)
                 z, m, n, first, end = next_tile
                 piece += u32(cuda.gridDim.x)
             if leads_warpgroup():
@@ -717,7 +780,7 @@ def wgmma_matmul(out, a, b, a_mn, b_mn, semaphores):
     accumulate = semaphores is not None
     map_a, map_b = map_of(a, BK if a_mn else BM), map_of(b, BK if b_mn else BN)
     unused = map_a
-    launch(wgmma_kernel(a_mn, b_mn, ADD if accumulate else STORE, False), map_a, map_b,
+    launch(wgmma_kernel(a_mn, b_mn, ADD if accumulate else STORE, False, False), map_a, map_b,
            map_of(out, 64), semaphores if accumulate else unused, unused, M, N, K, splits,
            grid=min(tiles * splits, blocks), block=384, smem=WGMMA_SMEM, resident=splits > 1)
 
@@ -732,9 +795,10 @@ def tensor_matmul(out, a, b, a_mn=False, b_mn=False, semaphores=None):
     product = wgmma_matmul if kernel_path() == "wgmma" else mma_matmul
     product(out, a, b, a_mn, b_mn, semaphores)
 
-def tensor_products(out, a, b, polynomial=None):
+def tensor_products(out, a, b, polynomial=None, symmetric=False):
     """out[z] = a[z] b[z], or with polynomial (a, b, c) out[z] = a I + b a[z] + c a[z] b[z]
-    out (n, M, N), a (n, M, K), b (n, K, N) in bfloat16; a and b may be `transposed` arrays"""
+    out (n, M, N), a (n, M, K), b (n, K, N) in bfloat16; a and b may be `transposed` arrays
+    symmetric: all outputs are symmetric, so path `wgmma` computes two thirds of their tiles"""
     def by_rows(x):
         """Returns (the array whose rows are contiguous, whether it is the transpose of x)."""
         return (x, False) if x.strides[2] == x.dtype.itemsize else (transposed(x), True)
@@ -747,7 +811,7 @@ def tensor_products(out, a, b, polynomial=None):
                grid=(cdiv(M, MMA_TILE) * cdiv(N, MMA_TILE), n))
         return
     map_a, map_b = map_of(a, BK if a_mn else BM), map_of(b, BN if b_transposed else BK)
-    unused, tiles = map_a, cdiv(M, BM) * cdiv(N, BN) * n
-    launch(wgmma_kernel(*how), map_a, map_b, map_of(out, 64), unused, a, M, N, K, n,
+    unused, tiles = map_a, tiles_of(M, N, symmetric) * n
+    launch(wgmma_kernel(*how, symmetric), map_a, map_b, map_of(out, 64), unused, a, M, N, K, n,
            grid=min(tiles, cuda.get_current_device().MULTIPROCESSOR_COUNT), block=384,
            smem=WGMMA_SMEM)
