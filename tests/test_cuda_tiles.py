@@ -28,7 +28,8 @@ swizzled = plain(tiles.swizzled, CHUNKS_PER_ROW=8, CHUNK_BYTES=16, ROW_BYTES=128
 
 
 def staged(function, modifier, sums):
-    """What a warpgroup's stage function writes for its sums (64, 256): 32 KB as 16-bit numbers"""
+    """Returns the 32 KB, as 16-bit numbers, that a stage function writes for the sums (64, 256) of
+    a warpgroup."""
     memory = np.full(64 * 256, -1)
     for warp in range(4):
         stores = [[] for _ in range(32)]     # of each lane: (address, its pairs of four matrices)

@@ -83,7 +83,7 @@ ldmatrix_rows, ldmatrix_columns = ldmatrix(""), ldmatrix(".trans")
 def stmatrix(modifier):
     """Returns the device function store(row, pair, pair, pair, pair): it stores four 8 x 8 matrices
     of bfloat16.  Each lane gives its pairs of them, in the layout of ldmatrix.
-    PTX stmatrix.x4     row, modifier: as those of ldmatrix"""
+    PTX stmatrix.x4     row, modifier: as for ldmatrix"""
     return ptx(f"stmatrix.sync.aligned.m8n8.x4{modifier}.shared.b16 [$0], {{$1, $2, $3, $4}};",
                u32, u32, u32, u32, u32)
 
