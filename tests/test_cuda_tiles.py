@@ -1,5 +1,8 @@
 """Tiles on their way out of a product: the Python of the kernels, with stmatrix in NumPy."""
+import ast
 import importlib.util
+import inspect
+import textwrap
 import types
 
 import numpy as np
@@ -12,16 +15,18 @@ if importlib.util.find_spec("numba_cuda") is None:
 from dry_gpu import constants
 
 from nanoeuler_parts.tensor_cores import matmul, tiles
-from nanoeuler_parts.tensor_cores.matmul import BM, BN, lower_tile_at, STORE, tiles_of
+from nanoeuler_parts.tensor_cores.matmul import BN, lower_tile_at, STORE, tiles_of
 
 KERNEL = matmul.wgmma_kernel(0, 0, STORE, True, True)
 
 
 def plain(function, **names):
-    """A device function as Python, where these global names mean something else"""
-    code = function.py_func
-    return types.FunctionType(code.__code__, {**code.__globals__, "u32": int, **names},
-                              closure=code.__closure__)
+    """A device function as Python, in which these names mean something else"""
+    code, outer = function.py_func.__code__, function.py_func.__closure__ or ()
+    cells = tuple(types.CellType(names.get(name, cell.cell_contents))
+                  for name, cell in zip(code.co_freevars, outer, strict=True))
+    return types.FunctionType(code, {**function.py_func.__globals__, "u32": int, **names},
+                              closure=cells)
 
 
 swizzled = plain(tiles.swizzled, CHUNKS_PER_ROW=8, CHUNK_BYTES=16, ROW_BYTES=128, PANEL_BYTES=8192)
@@ -77,15 +82,45 @@ def test_sums_are_staged_as_they_are_or_mirrored():
     assert np.array_equal(found, sums.T.reshape(4, 64, 64))
 
 
+def when_mirrored():
+    """The condition under which the kernel calls write_mirrored, as a function of m and n"""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(KERNEL.py_func)))
+    [test] = [node.test for node in ast.walk(tree) if isinstance(node, ast.If)
+              and ast.unparse(node.body[0]).startswith("write_mirrored(")]
+    code = compile(ast.Expression(test), "the kernel", "eval")
+    return lambda m, n: eval(code, dict(symmetric=True, u32=int, BN=BN, m=m, n=n))
+
+
 @pytest.mark.parametrize("N", [8, 128, 136, 256, 264, 512, 520, 768, 1000, 2048, 2056])
-def test_tiles_and_their_mirror_images_cover_a_symmetric_output_once(N):
-    at, written = plain(lower_tile_at), np.zeros((N, N), int)
+def test_tiles_and_their_mirror_images_are_a_symmetric_output(N):
+    """The kernel's functions store each entry once.  The copy engine cuts off what is outside."""
+    i, j = np.indices((N, N))
+    wanted, out = np.minimum(i, j) * N + np.maximum(i, j), np.full((N, N), -1)
+    known, at, mirrored = constants(KERNEL), plain(lower_tile_at), when_mirrored()
+
+    def store(name, m, n, staged):
+        """Calls write_tile or write_mirrored, of which staged is what it has in staging."""
+        def to_out(_, column, row, z, place):
+            part = out[row:row + 64, column:column + 64]
+            assert z == 3 and place % 8192 == 0 and (part == -1).all()
+            part[:] = staged[place // 8192, :part.shape[0], :part.shape[1]]
+        nothing = dict.fromkeys(("tma_wait_read", "warpgroup_barrier", "stage_sums", "fence_async",
+                                 "stage_mirrored", "tma_commit"), lambda *_: None)
+        send_box = plain(constants(known[name])["send_box"], tma_store_3d=to_out)
+        call = plain(known[name], send_box=send_box, PANEL_BYTES=8192, warp_id=lambda: 4,
+                     leads_warpgroup=lambda: True, global_address=lambda x: x, **nothing)
+        arguments = None, n, m, 3, None, 0, 1, None, 0, 1
+        call(*arguments[:known[name].py_func.__code__.co_argcount])
+
     for tile in range(tiles_of(N, N, True)):
         m, n = at(tile, N)
         assert m < N and n < N
-        written[m:m + BM, n:n + BN] += 1
-        for half in (m, m + 64):             # of each consumer, as the kernel has it
-            if half >= n + BN:
-                written[n:n + BN, half:half + 64] += 1
-    assert (written == 1).all()
+        for half in (m, m + 64):             # one for each consumer
+            sums = np.full((64, 256), -2)
+            inside = wanted[half:half + 64, n:n + 256]
+            sums[:inside.shape[0], :inside.shape[1]] = inside
+            store("write_tile", half, n, sums.reshape(64, 4, 64).swapaxes(0, 1))
+            if mirrored(half, n):
+                store("write_mirrored", half, n, sums.T.reshape(4, 64, 64))
+    assert np.array_equal(out, wanted)
     assert tiles_of(768, 768, True) == 12 and tiles_of(768, 768, False) == 18
