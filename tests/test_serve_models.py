@@ -234,7 +234,7 @@ def test_ollama_s_request_without_a_text_loads_the_model(files):
         assert (status, said["done_reason"]) == (200, "load") and cards(address)["second"]["loaded"]
 
 
-def test_a_client_that_leaves_does_not_stop_the_loading(files, monkeypatch):
+def test_a_client_that_leaves_does_not_stop_the_loading(files, monkeypatch, alone):
     """Its request is not answered, and the next one finds the model."""
     with serving(*files) as (address, server), slow_reading(monkeypatch) as (begun, go_on, names):
         raw = json.dumps({"model": "second", "prompt": "a"}).encode()
@@ -246,7 +246,9 @@ def test_a_client_that_leaves_does_not_stop_the_loading(files, monkeypatch):
         until(lambda: server.requests.left == 1 and not server.loads)
         go_on.set()
         until(lambda: cards(address)["second"]["loaded"])
-        assert text_of(address, "second", max_tokens=2) and names == ["second.bin"]
+        assert text_of(address, "second", "ab", max_tokens=4, seed=2) == alone(
+            "second", "ab", tokens=4, seed=2)
+        assert names == ["second.bin"]
 
 
 def test_a_model_that_cannot_be_loaded(files, tmp_path, tokenizer, alone):
@@ -358,7 +360,7 @@ sys.exit(ne.main(["serve", *{files!r}, "--port", "0", "--threads", "1", "--drain
 """
 
 
-def test_sigterm_while_the_second_model_is_loaded(files, tmp_path):
+def test_sigterm_while_the_second_model_is_loaded(files, tmp_path, alone):
     """The client that waits gets an error, and the program ends long before --drain."""
     code = STARTS.format(root=str(ROOT), files=files)
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE,
@@ -371,7 +373,9 @@ def test_sigterm_while_the_second_model_is_loaded(files, tmp_path):
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(post, address, TEXT, {"model": "second", "prompt": "a"})
             assert process.stdout.readline() == "loading\n"
-            assert text_of(address, "first", max_tokens=2) and not waiting.done()
+            assert text_of(address, "first", "ab", max_tokens=4, seed=2) == alone(
+                "first", "ab", tokens=4, seed=2)
+            assert not waiting.done()
             os.kill(process.pid, signal.SIGTERM)
             status, _, said = waiting.result(60)
         assert (status, said["error"]["message"]) == (503, "the server is shutting down")
