@@ -303,10 +303,10 @@ def test_tokens_of_each_model_are_explained(there):
 # ---- metrics and the log
 def test_metrics_and_the_log_name_the_model(files, capsys):
     with serving(*files, access_log=True) as (address, _):
-        text_of(address, "model", max_tokens=3)
+        text_of(address, "model", max_tokens=3, seed=1)
         before = send(address, "GET", "/metrics")[2].splitlines()
         for _ in range(2):
-            text_of(address, "second", max_tokens=4)
+            text_of(address, "second", max_tokens=4, seed=1)
         after = send(address, "GET", "/metrics")[2].splitlines()
     for model, lines, tokens, loaded in (("first", before, 3, 1), ("second", before, 0, 0),
                                          ("first", after, 3, 1), ("second", after, 8, 1)):
