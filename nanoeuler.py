@@ -1590,7 +1590,8 @@ class Model:
 
     def without_heads_off(self, part):
         """`part`, a slice of the flat buffers, cut into slices without the heads that are switched
-        off.  If `gradient` was not called since the last update, every head counts as on."""
+        off.  With several GPUs, a part may begin or end inside a head.  If `gradient` was not
+        called since the last update, every head counts as on."""
         [heads] = (x for x in param_table(self.cfg) if x.each == "head")
         size = math.prod(heads.shape[1:])
         parts, start = [], part.start
@@ -1598,9 +1599,9 @@ class Model:
             k = i + self.cfg.tie_embeddings              # tied: lm_head begins with head 1
             first = heads.start + i * size
             is_off = self.weighted_heads and k not in self.weighted_heads
-            if is_off and part.start <= first < part.stop:
-                parts.append(slice(start, first))
-                start = first + size
+            if is_off:
+                parts.append(slice(start, min(first, part.stop)))
+                start = max(start, first + size)
         parts.append(slice(start, part.stop))
         return [x for x in parts if x.start < x.stop]
 

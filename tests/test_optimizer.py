@@ -136,6 +136,25 @@ def test_a_head_without_weight_does_not_change(tied, muon_lr):
         assert not np.array_equal(model.m, moments) and not model.g_flat.any()
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_part_that_begins_or_ends_inside_a_head(tied):
+    """The parts of several GPUs: entry by entry, what is left is the part without heads that are
+    off, in order and once."""
+    cfg = ne.replace(HEADS, tie_embeddings=tied)
+    model, rng = ne.Model(cfg, random_flat(cfg, 4, np.float32)), np.random.default_rng(1)
+    numbers = np.full(model.flat.size, -1)   # of the head that an entry belongs to
+    for k, head in enumerate(ne.views(numbers, ne.param_table(cfg)).lm_head, int(tied)):
+        head[:] = k
+    for on in ({0}, {0, 2}, {0, 1, 3}, {3}, {0, 1, 2, 3}, set()):
+        model.weighted_heads = on
+        stays = np.isin(numbers, [-1, *on]) | (not on)
+        for _ in range(50):
+            first, last = sorted(rng.integers(0, model.flat.size + 1, 2))
+            found = [i for x in model.without_heads_off(slice(first, last))
+                     for i in range(x.start, x.stop)]
+            assert found == (first + np.flatnonzero(stays[first:last])).tolist(), (on, first, last)
+
+
 def test_a_step_of_all_heads_is_one_update_of_the_buffer(monkeypatch):
     """As it was before heads could be left out: the same bits.  And one for each part otherwise."""
     parts, update = [], ne.adamw_update

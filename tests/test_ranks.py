@@ -40,7 +40,8 @@ PROGRAM = "tests/oracles/cpu_ranks.py"
 STEPS = ["--optimizer", "adamw", "--dtype", "f32", "--steps", "6", "--batch", "240",
          "--seq-len", "16", "--n-layer", "1", "--n-embd", "16", "--n-head", "2",
          "--n-kv-head", "1", "--head-dim", "8", "--n-hidden", "24", "--vocab-size", "270",
-         "--eval-every", "3", "--save-every", "2", "--warmup", "1", "--threads", "1"]
+         "--eval-every", "3", "--save-every", "2", "--warmup", "1", "--threads", "1",
+         "--mtp-until", "0.5"]               # in the last three steps, head 0 alone
 
 
 @pytest.fixture(scope="module")

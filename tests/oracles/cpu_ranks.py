@@ -72,8 +72,8 @@ class CpuRanked(engine.DataParallel, Wide):
         norm = math.sqrt(math.fsum(squares))
         ce, self.ce = self.ce, np.zeros(self.cfg.n_mtp)
         if math.isfinite(norm):
-            ne.adamw_update(self.flat[self.own], g, self.m[self.own], self.v[self.own],
-                            self.n_decay - self.own.start, hyper, ne.clipping(norm, hyper))
+            self.update_by_adamw(self.own, hyper, ne.clipping(norm, hyper))
+        self.weighted_heads = set()
         return lambda: (ce, norm)
 
     def whole(self, x):
