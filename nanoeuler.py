@@ -4803,10 +4803,15 @@ class Run(TrainingLoop):
                   f"\n    {typed(self.model.program)} {self.verb} --resume --out "
                   f"{shlex.quote(self.out)}")
 
+# Ctrl-C, the signal of `kill`, and that of a terminal that closes, which Windows does not have
+SAVING_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
+                  if hasattr(signal, name)]
+
 @contextlib.contextmanager
 def signals_caught():
-    """Yields a list that collects Ctrl-C (SIGINT) and SIGTERM, so that the current step can finish.
-    A second signal of the same kind has its default effect: it ends the process at once."""
+    """Yields a list that collects SAVING_SIGNALS, so that the current step can finish.  A second
+    signal of the same kind has its default effect: it ends the process at once.  An ignored signal
+    stays ignored, as SIGHUP is under nohup."""
     caught = []
 
     def catch(number, frame):
@@ -4816,7 +4821,8 @@ def signals_caught():
             os.write(2, b"\nstopping after this step, and saving; "
                         b"the same signal again stops at once, unsaved\n")
 
-    before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, catch) for number in SAVING_SIGNALS
+              if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield caught
     finally:

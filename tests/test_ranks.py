@@ -280,16 +280,21 @@ def test_who_comes_late_is_waited_for(monkeypatch):
 
 
 @pytest.mark.parametrize("said, gone, ended", [
-    (b"..", None, False), (b".e", None, True), (b"", 1, False), (b"g2;", 2, False),
-    (b".g12;.e", 12, False), (b"g2;e", 2, False)])
+    ([b".."], None, False), ([b".e"], None, True), ([b""], 1, False), ([b"g2;"], 2, False),
+    ([b".g12;.e"], 12, False), ([b"g2;e"], 2, False), ([b".g1", b"2;."], 12, False),
+    ([b"..g", b"1", b"2", b";"], 12, False), ([b"g1", b""], 1, False)])
 def test_signs_are_read_whatever_comes_with_them(said, gone, ended, monkeypatch):
+    """And in whatever pieces they come"""
     ranks, found = both(), []
     monkeypatch.setattr(sockets.Ranks, "end_without", lambda self, rank: found.append(rank))
     for r in ranks:
         r.close()
     ranks[0].finished.clear()
-    heard = type("Socket", (), {"recv": lambda self, n: said})()
-    ranks[0].read_heartbeats(1, heard)
+    pieces = iter(said)
+    heard = type("Socket", (), {"recv": lambda self, n: next(pieces)})()
+    for _ in said:
+        assert not found
+        ranks[0].read_heartbeats(1, heard)
     assert found == ([] if gone is None else [gone]) and (1 in ranks[0].finished) == ended
     ranks[0].finished.add(1)
 
@@ -573,8 +578,8 @@ sys.exit(77)
 
 @pytest.fixture
 def ranks_of_this_machine(tmp_path, monkeypatch):
-    """start(does, ...): start_ranks of as many, each of which fails or waits; and pids() of them"""
-    (tmp_path / "rank.py").write_text(RANK, encoding="utf-8")
+    """start(does, ..., code=...): start_ranks of as many, each of which fails or waits; and pids()
+    of them"""
     monkeypatch.setattr(processes, "gpus_here", lambda: 8)
 
     def pids():
@@ -587,7 +592,8 @@ def ranks_of_this_machine(tmp_path, monkeypatch):
 
     before = {n: signal.signal(n, kill) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
-    def start(*does):
+    def start(*does, code=RANK):
+        (tmp_path / "rank.py").write_text(code, encoding="utf-8")
         monkeypatch.setattr(sys, "argv", [str(tmp_path / "rank.py"), str(tmp_path), *does])
         return processes.start_ranks(len(does))
 
@@ -684,6 +690,30 @@ def test_a_signal_is_passed_on_to_all_ranks(number, ranks_of_this_machine):
     sender.start()
     assert start("waits", "waits") == 20 + number
     sender.join(200)
+
+
+def test_under_nohup_a_closed_terminal_ends_no_rank(ranks_of_this_machine, monkeypatch):
+    """The starter and the ranks ignore SIGHUP; a later SIGTERM ends them."""
+    start, pids = ranks_of_this_machine
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    handler = "for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:"
+    assert handler in RANK                   # a rank of this test has none of its own for SIGHUP
+    code = RANK.replace(handler, "for number in signal.SIGINT, signal.SIGTERM:")
+
+    def send():
+        until(lambda: len(pids()) == 2)
+        for number in signal.SIGHUP, signal.SIGTERM:
+            for pid in (os.getpid(), *pids()):
+                os.kill(pid, number)
+
+    sender = threading.Thread(target=send)
+    try:
+        sender.start()
+        assert start("waits", "waits", code=code) == 20 + signal.SIGTERM
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        sender.join(200)
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_where_one_rank_cannot_be_started_the_others_end(ranks_of_this_machine, monkeypatch):

@@ -245,6 +245,22 @@ def test_a_finished_run_can_be_made_longer(copy, monkeypatch):
     assert ne.read_checkpoint("nanoeuler.bin").state.step == 25
 
 
+@pytest.mark.parametrize("ignored, steps", [(False, 21), (True, 25)])
+def test_a_terminal_that_closes_saves_the_run(ignored, steps, copy, monkeypatch):
+    """Under nohup, which ignores the signal, the run continues."""
+    monkeypatch.chdir(copy)
+    handler = signal.SIG_IGN if ignored else signal.SIG_DFL
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        before_each_step(monkeypatch, lambda run: (
+            run.state.step == 20 and signal.raise_signal(signal.SIGHUP)))
+        run("train", "--resume", "--steps", 25)
+        assert signal.getsignal(signal.SIGHUP) == handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert ne.read_checkpoint("nanoeuler.bin").state.step == steps
+
+
 def test_a_second_ctrl_c_kills_and_later_ones_are_not_ours(copy, monkeypatch):
     """The first is remembered until the step is done; what heard them before, hears them again."""
     monkeypatch.chdir(copy)

@@ -38,6 +38,7 @@ class Ranks:
         self.values, self.watched = {}, {}   # rank -> socket
         self.finished = set()                # ranks that have ended without an error
         self.begun = False                   # have all ranks answered?
+        self.incomplete = {}                 # {rank: the beginning of a message from it}
         # the rank that is lost; the event is set as soon as that is known
         self.lost_rank, self.loss_known = None, threading.Event()
         deadline = time.monotonic() + patience
@@ -179,17 +180,20 @@ class Ranks:
         """Reads what a rank has sent to the socket s: heartbeats, its end, or a lost rank's number.
         A closed socket means that the rank itself is lost."""
         try:
-            said = s.recv(64)
+            received = s.recv(64)
         except OSError:
-            said = b""
+            received = b""
         if rank in self.finished:            # `close` may have added it meanwhile
             return
+        said = self.incomplete.pop(rank, b"") + received
         if report := re.search(LOST + rb"(\d+);", said):
             self.end_without(int(report[1]))
         elif FINISHED in said:
             self.finished.add(rank)
-        elif not said:
+        elif not received:
             self.end_without(rank)
+        elif LOST in said:                   # without ";": the rest of the number is to come
+            self.incomplete[rank] = said[said.rindex(LOST):]
 
     def notify(self, what, ranks):
         """Sends the bytes `what` to each of these ranks."""
