@@ -1421,7 +1421,8 @@ def length_used(targets):
     used = where[-1] + 1 if len(where) else 1
     return min(T, -(-int(used) // KC) * KC)
 
-MOST_AT_ONCE = 1 << 16       # tokens of a micro-batch: their activations are in memory
+MOST_AT_ONCE = 1 << 16       # most tokens of a micro-batch by default
+MOST_BYTES = 4 << 30         # and most bytes of its activations, if one sequence takes no more
 
 class Model:
     """The parameters, and the memory to train them on micro-batches (B, T).
@@ -1623,8 +1624,12 @@ class Model:
 
     def micro_batch(self, B, asked=None, T=None):
         """The number of sequences that `gradient` takes at once: `asked`, or up to B as far as
-        MOST_AT_ONCE allows.  A larger micro-batch takes more memory and is not faster."""
-        return asked or min(B, max(1, MOST_AT_ONCE // (T or self.cfg.seq_len)))
+        MOST_AT_ONCE and MOST_BYTES allow.  A larger micro-batch takes more memory and is not
+        faster.  Free memory is not measured."""
+        T = T or self.cfg.seq_len
+        shapes = (*act_shapes(self.cfg, 1, T), *dact_shapes(self.cfg, 1, T))
+        size = self.flat.itemsize * sum(map(math.prod, shapes))      # of one sequence
+        return asked or min(B, max(1, min(MOST_AT_ONCE // T, MOST_BYTES // size)))
 
     def buffers(self):
         """The arrays that a checkpoint stores: the parameters and AdamW's moments m and v."""
@@ -1671,8 +1676,8 @@ class Engine(Protocol):
         """flat (N,) float32.  moments: AdamW's (m, v), or () at the start.  options: the run's"""
 
     def micro_batch(self, B, asked=None, T=None):
-        """The number of sequences that `gradient` takes at once: `asked`, or as many of B as fit.
-        Each has T tokens, by default cfg.seq_len."""
+        """The number of sequences that `gradient` takes at once: `asked`, or as many of B as suit
+        the memory.  Each has T tokens, by default cfg.seq_len."""
 
     def gradient(self, tokens, targets, weight):
         """g += d(sum_bk weight[b, k] CE_bk)/dp.  Also adds CE to the losses that `update` returns.
@@ -1960,6 +1965,8 @@ def windows(tokens, starts, T, P):
         row[:len(piece)] = piece
     return np.maximum(rows[:, :T], 0), targets_of(rows, P)
 
+COUNTED_AT_ONCE = 1 << 20    # tokens
+
 class Windows:
     """All adjacent windows (n, T) of a text, int32, from its entry `first` on.  A window is copied
     from the text when it is indexed, because the text may be larger than memory.
@@ -1969,7 +1976,11 @@ class Windows:
         self.text, self.first, self.fill, self.end = text, first, fill, end
         self.shape = -(-(len(text) - 1) // T), T
         self.size = math.prod(self.shape)
-        self.n_valid = len(text) - first - np.count_nonzero(text[first:] == end)
+        ends = 0
+        if end >= 0:                         # in blocks: the text may be larger than memory
+            ends = sum(np.count_nonzero(text[i:i + COUNTED_AT_ONCE] == end)
+                       for i in range(first, len(text), COUNTED_AT_ONCE))
+        self.n_valid = len(text) - first - ends
 
     def __len__(self):
         return self.shape[0]
@@ -2121,12 +2132,13 @@ def count_targets(targets):
 
 # ---- the training loop
 ESTIMATE = 64        # held-out rows of a validation during the run, always the same rows
+PLANNED_FROM = 5     # the step of a process after which the length of a run by minutes is planned
 FEWEST = 8           # rows; a validation on fewer rows says little
 WORSE = 1.01         # times the best validation; a worse one means that the model overfits
 
 class Progress:
     """Measures the steps of a run in this process.  now: seconds, see `TrainingLoop.elapsed`
-    step_time: mean seconds per step, with the time between two steps.  Step 1 and the first
+    step_time: mean seconds per step, including the log and later validations.  Step 1 and the first
     validation may include compilation.  Step 1 therefore counts only until step 2 is done, and the
     first validation does not count at all."""
 
@@ -2147,8 +2159,9 @@ class Progress:
             self.has_validated = True
 
     def is_due(self, step):
-        """Is it time to plan the run again, and to print a line?"""
-        return self.steps == 5 or (self.steps > 5 and step % 20 == 0)
+        """Is it time to plan the run again, and to print a line?  After step 5 of this process, and
+        then after every step whose number is divisible by 20."""
+        return self.steps == PLANNED_FROM or (self.steps > PLANNED_FROM and step % 20 == 0)
 
 class TrainingLoop:
     """The steps of a training run.  The subclass `Run` (11.2) prepares the run.  `Run` also has
@@ -2169,6 +2182,7 @@ class TrainingLoop:
     line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # filled from a log record
     validates_first = False                  # before step 1?  With --init, yes
     R = 1                                    # rows that stay together in a batch; 2 in DPO
+    most_final = 1 << 19                     # held-out tokens of the final validation
 
     def train(self, caught):
         """The training loop.  It ends after the last step, or after a step in which a signal came.
@@ -2202,7 +2216,7 @@ class TrainingLoop:
             r = self.log_entry(ce, norm, hyper, weight, seconds) | measures      # DPO has its loss
             self.record(**r)
             progress.count_step(seconds, self.elapsed())
-            if progress.is_due(s.step):
+            if progress.is_due(s.step) or progress.steps < PLANNED_FROM:
                 self.plan_if_open(progress.step_time)
             if progress.is_due(s.step) or self.elapsed() - progress.printed > MOST_SILENT:
                 progress.printed = self.elapsed()
@@ -2311,11 +2325,25 @@ class TrainingLoop:
 
     def plan(self, step_time):
         """Sets n_steps to as many steps as fit into the remaining minutes; step_time: seconds per
-        step.  The last validation takes part of that time."""
-        s, tokens = self.state, self.data.validation.tokens
-        check = step_time * tokens.size / (3 * self.next[0].size)    # forward: 1/3 of a step
-        left = 60 * self.options.minutes - self.elapsed() - check
-        s.n_steps = s.step + max(1, int(left / step_time))
+        step.  The last validation takes part of that time.  Before PLANNED_FROM steps are measured,
+        this only ends a run whose minutes are over."""
+        s, given = self.state, 60 * self.options.minutes
+        check = step_time * self.final_rows() / (3 * self.B)         # forward: 1/3 of a step
+        left = given - self.elapsed()
+        if self.progress.steps >= PLANNED_FROM:
+            s.n_steps = s.step + max(0, int((left - check) / step_time))
+        elif left <= 0:
+            s.n_steps = s.step
+        if self.progress.steps == PLANNED_FROM and check > given / 4:
+            print(f"note: the final validation will take about {check / 60:.1f} of the "
+                  f"{self.options.minutes:g} minutes; hold out less with --holdout",
+                  file=sys.stderr, flush=True)
+
+    def final_rows(self):
+        """The number of held-out rows of the final validation: all, or rows of `most_final` tokens
+        in all, spread evenly over a larger part"""
+        n, T = self.data.validation.tokens.shape
+        return min(n, max(1, self.most_final // T))
 
     def report(self, r, step_time):
         """Prints the line of a step; r: its log record."""
@@ -2502,7 +2530,7 @@ class Sampling(Settings):
 
     def check(self):
         super().check()
-        need(all(isinstance(text, str) and text for text in self.stop),
+        need(all(isinstance(text, str) and text and text == as_text(text) for text in self.stop),
              f"stop is {self.stop}, expected a list of non-empty texts")
         need_thinking(self.thinking)
         return self
@@ -3656,10 +3684,12 @@ def rewind_to(decoder, ids):
 # ---- at a terminal, and from Python
 def for_terminal(text):
     """Generated text for standard output.  A model must not control a terminal, so at a terminal
-    control characters become U+FFFD, except tabs and line ends."""
+    control characters become U+FFFD, and so do those that change the direction of writing.  Tabs
+    and line ends remain.  Carriage returns are dropped, because they could overwrite the line."""
     if not (sys.stdout and sys.stdout.isatty()):
         return text
-    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "\ufffd", text)
+    return re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", "\ufffd",
+                  text.replace("\r", ""))
 
 class Speaker:
     """A model with its decoder and its conversation, for `chat` and `generate`.  A chat model
@@ -4401,7 +4431,8 @@ class RunOptions(Settings):
     batch: int = setting(2048, 1, 1 << 24, "number of tokens per training step, rounded to whole "
                          "sequences")
     micro_batch: int | None = setting(None, 0, 65_535, "number of sequences per forward and "
-                                      "backward pass; 0: as many as fit in memory")
+                                      "backward pass; fewer take less memory; 0: up to 4 GiB of "
+                                      "activations, on a GPU as many as fit")
     lr: float = setting(6e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
     floor: float = setting(0.02, 0, 1, FLOOR_HELP)
     warmup: int = setting(50, 0, 1 << 40, "number of warm-up steps, in which the learning rate "
@@ -4730,8 +4761,10 @@ class Run(TrainingLoop):
         return self.tokenizer.decode(list(ids)).decode("utf-8", "replace")
 
     def sample_text(self, n):
-        """Up to n tokens of text, sampled after a line end as the only prompt"""
-        return self.continuation(n, self.tokenizer.encode_whole("\n"))
+        """Up to n tokens of text, sampled after a line end as the only prompt.  An imported
+        tokenizer may have no token for a line end: then there is no sample."""
+        prompt = self.tokenizer.encode_whole("\n")
+        return self.continuation(n, prompt) if len(prompt) else ""
 
     def record(self, **values):
         line = json.dumps(values).encode() + b"\n"
@@ -4772,6 +4805,13 @@ class Run(TrainingLoop):
                 self.pending_log = None
             self.open_log(self.pending_log or self.log)
 
+    def validate_all(self):
+        """The final validation, in words"""
+        (n, T), rows = self.data.validation.tokens.shape, self.final_rows()
+        if rows == n:
+            return f"{self.validate()} on {self.scope}"
+        return f"{self.validate(rows)} on {rows * T:,} of {n * T:,} held-out tokens"
+
     def go(self):
         """Trains from the current step to the last one or Ctrl-C, saves, and prints a summary."""
         s = self.state
@@ -4781,7 +4821,7 @@ class Run(TrainingLoop):
             try:
                 self.train(caught)
                 complete = s.n_steps is not None and s.step >= s.n_steps
-                final = self.validate() if complete else ""
+                final = self.validate_all() if complete else ""
                 overdone = self.compare_last() if complete and self.against_overfitting else ""
                 self.save()
             except (OSError, MemoryError):   # a closed pipe, a full disk: save, then report it
@@ -4789,7 +4829,7 @@ class Run(TrainingLoop):
                     self.save()
                 raise
         if complete:
-            print(f"\n{for_terminal(self.sample_text(160))}\n\nvalidation {final} on {self.scope}, "
+            print(f"\n{for_terminal(self.sample_text(160))}\n\nvalidation {final}, "
                   f"after {self.elapsed() / 60:.1f} minutes", flush=True)
             if overdone:
                 best = best_path(self.out)
@@ -4936,7 +4976,7 @@ def fresh(run, preset, file, chosen):
 def from_weights(run, file):
     """The Checkpoint of a new run that begins with the weights in a file.  `sft` and `dpo` make it
     a chat model, `train --init` keeps its kind."""
-    start = read_checkpoint(file)
+    start = read_checkpoint(file, moments=False)
     s = start.state
     if issubclass(run, PreferenceLoop) and s.kind == "base":
         print(f"note: {file} is a base model; run sft first to teach it to answer, because dpo "
@@ -5191,7 +5231,7 @@ def flag(f, default):
     compares only the settings that are given."""
     name, text = "--" + f.name.replace("_", "-"), f.metadata["help"]
     if f.type is list:
-        return arg(name, action="append", metavar=f.metadata.get("metavar", "TEXT"),
+        return arg(name, type=as_text, action="append", metavar=f.metadata.get("metavar", "TEXT"),
                    default=argparse.SUPPRESS,
                    help=f"{text} (default: none)")
     if f.type is bool:
@@ -5309,7 +5349,8 @@ def problem(e):
         package = PACKAGES.get(e.name, e.name)
         return f"the package {e.name} is not installed; run: pip install '{package}'"
     if isinstance(e, MemoryError):
-        return f"out of memory ({e}); use a smaller --batch or --seq-len, or --weights int8"
+        return (f"out of memory ({e}); use --micro-batch 1 to train, or a smaller --seq-len, or "
+                f"--weights int8 to generate")
     if isinstance(e, OSError):
         return f"{e.filename or 'a file'}: {e.strerror or e}; check the path and the disk"
     return str(e)

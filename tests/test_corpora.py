@@ -246,6 +246,12 @@ def test_an_excerpt_is_spread_over_the_training_part(n, piece, cut):
 @given(n=st.integers(2, 60), T=st.integers(1, 9), data=st.data())
 @unit
 def test_windows_are_copied_when_they_are_read(n, T, data):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ne, "COUNTED_AT_ONCE", data.draw(st.integers(1, 70)))
+        windows_of(n, T, data)
+
+
+def windows_of(n, T, data):
     text = np.arange(n, dtype=np.uint16) % 7
     x, (y,) = ne.windows(text, range(0, n - 1, T), T, 1)
     tokens, targets = ne.Windows(text, T), ne.Windows(text, T, 1, -1, end=3)

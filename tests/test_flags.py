@@ -255,7 +255,7 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize("error, code, line", [
-    (KeyboardInterrupt(), 130, ""), (MemoryError("9 GiB"), 2, "out of memory (9 GiB); use a small"),
+    (KeyboardInterrupt(), 130, ""), (MemoryError("9 GiB"), 2, "out of memory (9 GiB); use --micro"),
     (OSError(5, "Input/output error", "a.bin"), 2, "a.bin: Input/output error; check the path")])
 def test_how_a_verb_ends(error, code, line, monkeypatch, capsys):
     def fail(*args, **flags):

@@ -682,7 +682,7 @@ def test_what_generate_refuses(args, words, path, tmp_path, monkeypatch, capsys)
 
 def test_flags_of_one_text(path, tmp_path):
     said = nanoeuler("generate", "To be", path, "--tokens", 4, "--n", 2, "--logprobs", 2, "--stop",
-                     "qq", "--stop", "zz", cwd=tmp_path)
+                     "qq", "--stop", "z\udcff", cwd=tmp_path)       # which is no valid UTF-8
     assert ok(said).count("To be") == 2
     assert [line for line in said.stdout.splitlines() if line.startswith("---")] == [
         "--- 1 of 2", "--- 2 of 2"]

@@ -607,9 +607,10 @@ def test_a_decoder_lets_the_large_ones_go(weights):
 
 
 def test_a_model_does_not_command_the_terminal(tmp_path, monkeypatch, capsys):
-    path = spoken(tmp_path, b"\x1b]0;mine\x07\tb")
+    said = "\x1b]0;mine\x07\tb\rc\u202ed"
+    path = spoken(tmp_path, said.encode())
     run("generate", "a", path, "--temperature", 0)
-    assert capsys.readouterr().out == "a\x1b]0;mine\x07\tb\n"        # into a file as it is
+    assert capsys.readouterr().out == f"a{said}\n"         # into a file as it is
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     run("generate", "a", path, "--temperature", 0)
-    assert capsys.readouterr().out == "a\ufffd]0;mine\ufffd\tb\n"
+    assert capsys.readouterr().out == "a\ufffd]0;mine\ufffd\tbc\ufffdd\n"

@@ -32,6 +32,16 @@ def here(base, tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_moments_that_are_not_needed_are_not_read(here, capsys):
+    """The moments of the other run are damaged; its parameters are whole."""
+    c = ne.read_checkpoint("base.bin")
+    ne.write_checkpoint("nan.bin", c.cfg, c.tokenizer, c.state, c.flat,
+                        [x * np.nan for x in c.moments])
+    refused(capsys, "train", "--resume", "--out", "nan.bin", words=["muon.momentum", "nan"])
+    run("train", "--init", "nan.bin", "--data", "two.txt", *SHORT, "--steps", 1, "--out", "x.bin")
+    assert ne.read_checkpoint("x.bin").state.step == 1
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_the_validation_before_step_1_is_that_of_the_checkpoint(dtype, here, capsys):
     """Bit for bit, on the held-out part of the new text.  The tokenizer and the shape stay, the

@@ -51,6 +51,7 @@ ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value:g}" for name, value in ADAMW_DE
 
 class Run(CountsGpus, ne.Run):
     verb, preset, larger_data = "t", "base", "data/pretrain.txt"
+    most_final = 1 << 21                     # a GPU reads more in the same time
 
     @dataclass
     class Options(OnGpu, ne.OptimizerOptions):
