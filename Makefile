@@ -43,10 +43,10 @@ all: $(RUN_DEPS)  ## install and compile the kernels
 train: $(RUN_DEPS)  ## learn Shakespeare (3 minutes), or continue, or say that it is done
 	$(PY) nanoeuler.py train $(call resume,$(OUT)) --out $(OUT) $(ARGS)
 
-sft: $(RUN_DEPS)  ## teach what `train` made to answer (4 minutes); writes nanoeuler_chat.bin
+sft: $(RUN_DEPS)  ## teach the model of `train` to answer (4 minutes); writes nanoeuler_chat.bin
 	$(PY) nanoeuler.py sft $(OUT) $(call resume,$(CHAT)) --out $(CHAT) $(ARGS)
 
-dpo: $(RUN_DEPS)  ## teach what `sft` made to prefer; writes nanoeuler_dpo.bin
+dpo: $(RUN_DEPS)  ## teach the model of `sft` to prefer good answers; writes nanoeuler_dpo.bin
 	$(PY) nanoeuler.py dpo $(CHAT) $(call resume,$(DPO)) --out $(DPO) $(ARGS)
 
 # The one that OUT= names, or the program's own choice: the newest in this folder, or the bundled one
@@ -86,7 +86,7 @@ smoke: $(TEST_DEPS)  ## for another Python: compile, ten steps, the tests of the
 	$(PY) nanoeuler.py train --steps 10 --force --out smoke.bin
 	$(PY) -m pytest tests/test_ops.py $(ARGS)
 
-release-check: $(TEST_DEPS)  ## is what README and bench/results/ say of the code as it stands?
+release-check: $(TEST_DEPS)  ## do README and bench/results/ describe the present code?
 	$(PY) -m pytest tests/release_check.py $(ARGS)
 
 gpu-test: $(GPU_DEPS)  ## on a GPU: every kernel, the whole gradient, resume, equal bits

@@ -62,10 +62,12 @@ class SftOptions(TuningOptions):
     lr: float = setting(2e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
     mtp_weight: float = setting(0.3, 0, 10, "weight of the mean loss of the auxiliary heads "
                                 "(multi-token prediction); 0: train head 0 only")
-    cuts: float = setting(0.0, 0, 0.5, "fraction of words split from their leading space, other "
-                          "words in each of 16 epochs; 0: none")
-    template: str = setting("", 0, 0, "chat template: alpaca or chatml; empty: the chat model's "
-                            "own, or of a base model chatml for messages, else alpaca")
+    cuts: float = setting(0.0, 0, 0.5, "fraction of words split from their leading space, so that "
+                          "the model learns their spelling; each of the first 16 epochs splits "
+                          "other words; 0: none")
+    template: str = setting("", 0, 0, "chat template: alpaca or chatml; empty: a chat model keeps "
+                            "its own, and a base model gets chatml for messages and alpaca for "
+                            "single questions")
     keep_best: bool = setting(False, 0, 0, KEEP_BEST)
 
     def check(self):
