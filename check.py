@@ -9,8 +9,9 @@ The models are small and have random weights.  They cover
   - biases, norms of q and k, and a sliding window,
   - gradients accumulated over micro-batches of unequal masks.
 
-The analytic gradient comes from the training code, compiled for float64.  The loss is computed
-here from its definition, over the whole batch at once:
+The analytic gradient comes from the training code, compiled for float64, on one thread.  The cross-
+entropies come from its forward pass.  Here they are combined into the loss by its definition, over
+the whole batch at once:
 
     loss = CE_0 + 0.3 * mean_{k > 0} CE_k,    CE_k = mean of -log softmax over its targets
 

@@ -1,10 +1,11 @@
 """NanoEuler: a GPT from scratch in Python, compiled by Numba, differentiated by hand.
 
-A residual block x <- x + f(x) is one forward-Euler step, of step size 1, of dx/dt = f(x): depth is
-integration time.  This file contains the model, its training and the chat on the CPU.  It is meant
-to be read from top to bottom.  Everything else is in the folder nanoeuler_parts.  Without that
-folder, this file needs only bpe.py, its tokenizer.  It then trains and chats by the same formulas,
-but more slowly.
+Block i computes x <- x + f_i(x).  This is one forward-Euler step, of size 1, of dx/dt = f(x, t):
+the number of the block plays the part of time t.
+
+This file contains the model, its training and the chat on the CPU.  It is meant to be read from top
+to bottom.  Everything else is in the folder nanoeuler_parts.  Without that folder, this file needs
+only bpe.py, its tokenizer.  It then trains and chats by the same formulas, but more slowly.
 
     python nanoeuler.py train [small|big]      train on data/shakespeare.txt, write nanoeuler.bin
     python nanoeuler.py sft [FILE]             train it to answer, write nanoeuler_chat.bin
@@ -47,8 +48,8 @@ Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden
         n_mtp is the number of output heads.  Head 0 predicts the next token, the auxiliary heads
         predict further tokens (multi-token prediction; Gloeckle et al. 2024).
 Names   p parameters, g their gradients, a activations, d gradients of activations, s scratch
-        memory; w and wt: W and W^T as packed panels, for the matmul (4.1).  Forward is y = x W^T,
-        backward is dx = dy W.
+        memory.  wt is W^T, for the forward pass y = x W^T, and w is W, for the backward pass
+        dx = dy W, both as packed panels for the matmul (4.1).
         SFT is supervised fine-tuning, DPO is direct preference optimization (section 8).
 Types   Functions take their dtype from their arguments: float32, or float64 for gradient checks.
         Inputs of matrix products may also be bfloat16, stored as uint16.  value() and rounded()
@@ -105,8 +106,10 @@ if __name__ == "__main__":
 
 __version__ = "0.1.0"                        # pip reads the version from this line
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")    # a waiting thread releases its core,
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")       # but not between two products of a token
+# OpenMP: a waiting thread gives up its core.  Before that it spins for 10,000 rounds, which is long
+# enough for the time between two products of one token.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # bpe.py explains these lines.  They are repeated here because the version of Numba must be checked
 # before bpe.py uses Numba's private API.
@@ -334,8 +337,9 @@ class Tensor(NamedTuple):
     each: str                # what the first axis counts: "layer", "head", or "" for neither
     packed: bool             # into panels, for matrix products (4.1)
     optimizer: str           # in a run with Muon (6): muon, adamw, or adamw_embedding
-    parts: list              # matrices stacked in a layer or head: (rows, Llama's name, GGUF's)
-    kind: str = "weight"     # the end of those names: weight or bias
+    parts: list              # the matrices stacked in one layer or head, each as (rows, its name in
+                             # a Llama, its name in GGUF)
+    kind: str = "weight"     # the suffix of these names: weight or bias
     start: int = 0           # index of its first entry in the flat buffer
 
     @property
@@ -355,7 +359,8 @@ def param_table(cfg):
     L, C, F, V, HD, GD = size.L, size.C, size.F, size.V, size.HD, size.G * size.D
     biases, normed = size.QKV * cfg.qkv_bias, size.D * cfg.qk_norm   # 0: the tensor is absent
     untied = size.P - cfg.tie_embeddings     # tied: wte is head 0, lm_head holds heads 1.. only
-    std = 0.02 * math.sqrt(768 / C)          # GPT-2's 0.02 at C = 768; row length independent of C
+    # 0.02 at C = 768, as in GPT-2.  The norm of a row of C weights does not depend on C
+    std = 0.02 * math.sqrt(768 / C)
     out_std = std / math.sqrt(2 * L)         # the 2L outputs to the residual stream (GPT-2, 2.3)
     table = [
         #       name         shape                 std      each     packed  optimizer
@@ -487,8 +492,9 @@ def act_shapes(cfg, B, T):
                 logits=(B, size.P, T, size.V))       # the loss overwrites them with gradients
 
 def dact_shapes(cfg, B, T):
-    """Shapes of the gradients that outlive one sequence's backward pass.  x is the adjoint
-    trajectory: d.x[b, i] = d.x[b, i + 1] + J_i^T d.x[b, i + 1], J_i = df_i/dx."""
+    """Shapes of the gradients that outlive one sequence's backward pass: x and qkv, which
+    `matrix_gradients` reads, and those of gains and biases, which `Model.run` adds up.  x is the
+    adjoint trajectory: d.x[b, i] = d.x[b, i + 1] + J_i^T d.x[b, i + 1], J_i = df_i/dx."""
     a = act_shapes(cfg, B, T)
     of_vectors = {x.name: (B, *x.shape) for x in param_table(cfg) if not x.decays}
     return Dacts(x=a.x, qkv=a.qkv, **of_vectors)         # of gains and biases, per sequence
@@ -617,7 +623,7 @@ def _silu(x):
 #         rows, columns = slice(m, m + MR), slice(j, j + width)
 #         out[rows, columns] = x[rows] @ b[:, columns] + add * base[rows, columns]
 #
-# A tile has MR rows and `width` columns: as many numbers as two vectors, or TILE_BYTES, hold.
+# A tile has MR rows.  A row has `width` numbers, which fill two vectors, or TILE_BYTES bytes.
 # The MR x width sums stay in registers, two vectors per row, while k runs through x and b.  Each k
 # takes 2 MR multiply-adds, 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's
 # peak here, vectors written as LLVM reach 95 %.  nanoeuler_parts/machine/tile.py builds `tile` in
@@ -1685,7 +1691,8 @@ class Engine(Protocol):
         It may return before the computation is done."""
 
     def update(self, hyper):
-        """AdamW with this Hyper.  The next `gradient` begins with zero gradients and losses.
+        """AdamW with this Hyper, and Muon for the matrices of the layers if hyper.muon_lr is not 0.
+        The next `gradient` begins with zero gradients and losses.
         Returns the summed CE of each head since the last update, nats, (P,) float64, and |g|.  If
         |g| is not finite, p, m and v stay, and the caller may skip the step."""
 
@@ -1820,7 +1827,7 @@ def adamw(p, g, m, v, n_decay, hyper):
 #     a X + b (X X^T) X + c (X X^T)^2 X  =  U (a S + b S^3 + c S^5) V^T
 # Three steps of x <- 3.4445 x - 4.7750 x^3 + 2.0315 x^5 map [0.02, 1] into [0.68, 1.21].  Each step
 # multiplies smaller singular values by about 3.4 (Newton-Schulz iteration).  This is precise
-# enough, even when computed in bfloat16.  Jordan et al. take five steps, which do not improve the
+# enough, even when computed in bfloat16.  Jordan et al. take five steps, which did not improve the
 # model any further (bench/NOTES.md).
 #
 # One matrix holds q, k and v, and one holds gate and up, so that a single product computes them.
@@ -2166,7 +2173,7 @@ class Progress:
 class TrainingLoop:
     """The steps of a training run.  The subclass `Run` (11.2) prepares the run.  `Run` also has
     three methods that are called here: `record` writes to the log, `sample_text` generates a
-    sample, `save_if_possible` writes a checkpoint.  It sets these attributes:"""
+    sample, `save_if_possible` writes a checkpoint.  `Run` sets these attributes:"""
     model: Engine            # see section 5
     data: DataSet            # see section 7
     options: "RunOptions"    # see section 11.2; `train` uses TrainOptions
@@ -2178,6 +2185,7 @@ class TrainingLoop:
     out: str                 # name of the checkpoint
     began: float             # see `elapsed`
     updating: bool           # True while an update changes the parameters
+    against_overfitting: str # advice for the note about overfitting; "": no such note
 
     line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # filled from a log record
     validates_first = False                  # before step 1?  With --init, yes
@@ -2354,6 +2362,8 @@ class TrainingLoop:
               f"ETA {left // 60}:{left % 60:02d}", flush=True)
 
     def elapsed(self):
+        """Seconds of training, over all resumed parts.  Compilation in `engine.ready` is left out.
+        """
         return time.perf_counter() - self.began
 
     def initial(self, cfg):
@@ -2391,9 +2401,9 @@ def dpo_loss(ce, reference, beta):
     pi is the policy, ref the model at step 0;  y is the chosen response, y' the rejected one
     ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
     -> measures, means over the n pairs, and d loss / d CE (2n,)
-    accuracy: the share of pairs with m > 0; a tie counts half.  kl: log ref(y)/pi(y), nats per
-    response.  It is a cheap stand-in for KL(ref || pi), exact only if ref had sampled y.  It may be
-    negative."""
+    accuracy: the share of pairs with m > 0; a tie counts half.  kl: the mean of log ref(y)/pi(y),
+    nats per response.  It would be an unbiased estimate of KL(ref || pi) if ref had sampled y.  As
+    other texts are given, it is only an indication, and may be negative."""
     with np.errstate(invalid="ignore"):      # for a NaN in ce; `train` then reports the step
         log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
         margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
@@ -2516,7 +2526,7 @@ class Sampling(Settings):
     logprobs: int = setting(0, 0, 1 << 20, "also report the log-probabilities of the n most "
                             "probable tokens at each position; 0: none")
     speculate: int = setting(-1, -1, 15, "speculative decoding: number of draft tokens per step, "
-                             "same text; 0: off; -1: as many as save time")
+                             "which do not change the text; 0: off; -1: chosen by measurement")
     n: int = setting(1, 1, 1 << 16, "number of replies per prompt; in the terminal, a numbered "
                      "line precedes each of several")
     seed: int = setting(1, 0, 1 << 60, "random seed of the sampling")
@@ -2555,7 +2565,8 @@ class ChatSampling(Sampling):
 # slots    a slot is the KV cache of one sequence; a batch of n sequences needs n slots
 # parts    a part is what a caller asks for: the tokens to append to one slot
 # blocks   a block is up to Decoder.block consecutive rows of one slot; `attend` takes one at a time
-# steps    a step is one `decode_step`, of at most MOST_ROWS rows; in Pace it is one `next_tokens`
+# steps    a step is one `decode_step`, of at most MOST_ROWS rows; in Pace, it is one call of
+#          `next_tokens`
 # rounds   `read` cuts parts into pieces that fit their slots; round i reads piece i of each part
 #
 # Example: slot 0 reads a prompt of 3 tokens, 7 8 9.  Slot 1 holds 5 tokens and decodes token 4.  So
@@ -2591,8 +2602,8 @@ Work = namedtuple("Work", "x y rstd qkv qk_rstd att gate_up swiglu q scores out 
                           "guesses")
 AttentionScratch = namedtuple("AttentionScratch", "q scores out")
 MOST_ROWS = 256              # a step takes up to 256 rows; longer prompts take several steps
-SMALL_PRODUCT = 1 << 14      # multiply-adds; with fewer, one thread is done before two have
-                             # synchronized, 2 us
+SMALL_PRODUCT = 1 << 14      # multiply-adds; a smaller product is computed by one thread, because
+                             # two would need longer to synchronize (2 us)
 
 # ---- the step
 @jit
@@ -2984,7 +2995,7 @@ class Decoder:
         cfg, T, dtype = self.cfg, self.length, self.weights.p.final_norm.dtype
         size, M, width = dims_of(cfg), MOST_ROWS, tile_width(dtype)
         threads, slots = get_num_threads(), len(self.texts)
-        line = T + 16                        # rows of 2^n numbers would compete for few lines of L1
+        line = T + 16                        # rows of 2^n numbers would share few cache sets of L1
         queries = self.block * size.H // size.G
 
         def new(*shape, dtype=dtype):
@@ -3139,7 +3150,7 @@ class Decoder:
         return self.work.logits[:len(rows.wanted)]
 
     def guesses(self, row):
-        self.work.final[0] = self.final[row]             # a product may read past the row there
+        self.work.final[0] = self.final[row]     # with memory after it, for products that read on
         guess_logits(self.work.guesses, self.work.final[:1], *self.weights.others)
         return self.work.guesses[:, 0]
 
@@ -3334,7 +3345,9 @@ def prompt_lookup(tokens, k):
 
 # ---- many replies at once
 TRIAL = 4, 8         # the steps of a trial: first with drafts requested, then without
-CHANCE = 0.6         # after n steps with drafts a token may cost 1 + CHANCE / sqrt(n) times as much
+# After n recent steps with drafts, drafts are given up if a token costs more than
+# 1 + CHANCE / sqrt(n) times as much as without them
+CHANCE = 0.6
 
 TimedStep = namedtuple("TimedStep", "seconds tokens found")      # found: did it read any drafts?
 
@@ -3827,7 +3840,7 @@ class Speaker:
                 if self.answers:             # stored now, as Ctrl-C may end the reply here
                     self.said[-1] = "assistant", answer
                 yield piece
-        except BaseException:                # during a step: the cache may have its tokens or not
+        except BaseException:                # within a step: the cache may hold its tokens or not
             self.last.pending = rewind_to(self.decoder, [*self.prompt, *self.last.tokens])
             raise
         finally:
@@ -4138,8 +4151,8 @@ class State(Settings):
         need(all(isinstance(name, str) for name in self.stops),
              f"stops is {self.stops}, expected a list of names")
         need_thinking(self.thinking)
-        for name in ("template", "bos", "eos", *range(len(self.stops))):
-            text = self.stops[name] if isinstance(name, int) else getattr(self, name)
+        texts = {name: getattr(self, name) for name in ("template", "bos", "eos")}
+        for name, text in (texts | {f"stops[{i}]": x for i, x in enumerate(self.stops)}).items():
             need(text == text.encode(errors="replace").decode(),
                  f"{name} contains half of a surrogate pair, expected whole characters")
         return self
@@ -4294,9 +4307,9 @@ REFERENCE = "dpo.reference"  # name of the tensor (n,) float64 of State.referenc
 # flat (N,) float32; moments: (m, v) or (); matrices: their type in the file, f32, bf16 or int8
 Checkpoint = namedtuple("Checkpoint", "cfg tokenizer state flat moments matrices",
                         defaults=["f32"])
-# A checkpoint whose tensors, {name: array}, are memory-mapped.  remembered: names of its moments
+# A checkpoint whose tensors, {name: array}, are memory-mapped.  moment_names: names of its moments
 OpenCheckpoint = namedtuple("OpenCheckpoint",
-                            "path cfg tokenizer state tensors matrices remembered")
+                            "path cfg tokenizer state tensors matrices moment_names")
 NOT_OURS = "name a checkpoint written by train, sft, dpo or import"
 
 def open_checkpoint(path):
@@ -4314,10 +4327,10 @@ def open_checkpoint(path):
         matrices = meta.get("matrices", "f32")
         need(matrices in ("f32", "bf16", "int8"),
              f"its matrices are {matrices}, expected f32, bf16 or int8")
-        expected, remembered = expected_types(cfg, matrices), moment_shapes(cfg, optimizer)
+        expected, moment_names = expected_types(cfg, matrices), moment_shapes(cfg, optimizer)
         has_moments = "adamw.m" in tensors and matrices == "f32"
         if has_moments:
-            expected |= {name: (DTYPES["F32"], shape) for name, shape in remembered.items()}
+            expected |= {name: (DTYPES["F32"], shape) for name, shape in moment_names.items()}
         if REFERENCE in tensors:
             expected[REFERENCE] = DTYPES["F64"], (tensors[REFERENCE].size,)
         need(types_of(tensors) == expected, "its tensors do not match its configuration")
@@ -4330,7 +4343,7 @@ def open_checkpoint(path):
         need(tokenizer.vocab_size == cfg.vocab_size,
              f"its tokenizer has {tokenizer.vocab_size} tokens, but its model has {cfg.vocab_size}")
     return OpenCheckpoint(path, cfg, tokenizer, state, tensors, matrices,
-                          [*remembered] if has_moments else [])
+                          [*moment_names] if has_moments else [])
 
 def read_tensor(tensors, name):
     """A tensor of an open checkpoint in float32, checked to be finite"""
@@ -4372,8 +4385,8 @@ def read_checkpoint(path, moments=True):
         flat, kept = aligned((n_params(c.cfg),), np.float32), ()
         for name, x in named(c.cfg, flat).items():
             x[...] = read_tensor(c.tensors, name)
-        if moments and c.remembered:
-            for name in c.remembered:
+        if moments and c.moment_names:
+            for name in c.moment_names:
                 need_finite(name, c.tensors[name])
             kept = read_moments(c.cfg, c.tensors)
     return Checkpoint(c.cfg, c.tokenizer, c.state, flat, kept, c.matrices)
@@ -4421,7 +4434,7 @@ class RunOptions(Settings):
     for --resume."""
     # Attributes without a type are not dataclass fields: they have no flag, and no file stores them
     dtypes = tuple(PRECISIONS)
-    unsaid = {"dtype": "f32"}  # values of settings that older checkpoints do not store
+    when_missing = {"dtype": "f32"}  # values of settings that older checkpoints do not store
     # Some subclasses make fields of these.  In all others, the values here apply.
     optimizer, mtp_until, mtp_from, cuts, keep_best = "adamw", 1.0, 1.0, 0.0, False
     cooldown = 0.0
@@ -4548,7 +4561,7 @@ ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value}" for name, value in ADAMW_DEFA
 @dataclass
 class TrainOptions(OptimizerOptions):
     """Settings of `train` in this program.  The defaults are for Muon."""
-    unsaid = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0,
+    when_missing = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0,
               "newton_schulz": 5, "embedding_lr": 3.0}
     defaults_with = {"adamw": ADAMW_DEFAULTS}
     lr: float = setting(4e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
@@ -4880,7 +4893,8 @@ LENGTH = {"steps", "minutes", "epochs"}
 # and logged besides.
 ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul", "gpus", "recompute"}
 FREE = {*LENGTH, "data", "micro_batch", "gpus", "recompute", "keep_best", "log_to"}
-OFTEN_CHOSEN = {"seq_len", "vocab_size", "n_mtp"}    # --resume ignores a preset's values of these
+# A preset named with --resume need not match the run in these fields
+PRESET_MAY_DIFFER = {"seq_len", "vocab_size", "n_mtp"}
 
 def sha256_of(path):
     note_large(f"computing the checksum of {path}", os.path.getsize(path))
@@ -4905,7 +4919,7 @@ def resumed(run, out, preset, file, chosen):
          f"so it cannot be resumed; {NEW_RUN}")
     if file is not None:
         need_source(file, out, start.state)
-    stored = RunOptions.unsaid | run.Options.unsaid | start.state.options
+    stored = RunOptions.when_missing | run.Options.when_missing | start.state.options
     has = {f.name for f in fields(run.Options)}
     optimizer = stored.get("optimizer", "adamw")
     settings = {name: value for name, value in stored.items()
@@ -4922,7 +4936,8 @@ def resumed(run, out, preset, file, chosen):
              f"{chosen['data']} differ; {NEW_RUN}")
     asked = dict(chosen)
     if preset:
-        of_preset = {k: v for k, v in asdict(PRESETS[preset]).items() if k not in OFTEN_CHOSEN}
+        of_preset = {k: v for k, v in asdict(PRESETS[preset]).items()
+                     if k not in PRESET_MAY_DIFFER}
         asked = of_preset | chosen
     if "seq_len" in asked and start.cfg.seq_len == stored.get("row_len"):    # sft's rows set it
         asked["seq_len"] = max(asked["seq_len"], start.cfg.seq_len)

@@ -330,7 +330,7 @@ def main(argv=None):
     options = run_class(program, args.stage).Options
     for f in (*fields(options), *ne.SHAPE):
         settings.add_argument("--" + f.name.replace("_", "-"), type=ne.type_of(f))
-    before = {name: x for name, x in options.unsaid.items() if name not in ne.MUON_SETTINGS}
+    before = {name: x for name, x in options.when_missing.items() if name not in ne.MUON_SETTINGS}
     chosen = before | vars(settings.parse_args(rest))
     args.folder[0].mkdir(parents=True, exist_ok=True)
     try:

@@ -18,7 +18,7 @@ from nanoeuler_parts.tuning import dpo, sft
 class OnGpu:
     """Settings of training on the GPU: additions to the CPU's, and other defaults"""
     dtypes = "bf16", "f32", "f64"
-    unsaid = {}  # no values of its own for settings that a checkpoint lacks
+    when_missing = {}  # no values of its own for settings that a checkpoint lacks
     save_every: int = ne.setting(5000, 1, 1 << 40, "number of steps between checkpoints")
     dtype: str = ne.setting("bf16", 0, 0, "precision: bf16 (activations and the inputs of products "
                             "in bfloat16), f32 or f64")
@@ -55,7 +55,7 @@ class Run(CountsGpus, ne.Run):
 
     @dataclass
     class Options(OnGpu, ne.OptimizerOptions):
-        unsaid = {"optimizer": "adamw", "newton_schulz": 5, "embedding_lr": 3.0}
+        when_missing = {"optimizer": "adamw", "newton_schulz": 5, "embedding_lr": 3.0}
         defaults_with = {"adamw": ADAMW_DEFAULTS}
         data: str = ne.setting(ne.TextOptions.data, 0, 0, f"{ne.TEXT_HELP}; if data/pretrain.txt "
                                "exists, it replaces the default", several=True)
