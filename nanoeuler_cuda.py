@@ -21,10 +21,10 @@ chat.
 A residual block is an Euler step, x[i + 1] = x[i] + f(x[i]).  `residual_rmsnorm_forward` in 4.3
 computes one.  In 5, `trunk` takes two Euler steps per layer, and `backward` walks back along them.
 
-This file is a complete engine in plain Numba.  It runs on any NVIDIA GPU, in any of three types.
-To read it, you need to know CUDA's threads and blocks; section 3 explains how the 32 threads of a
-warp exchange numbers.  Three folders of nanoeuler_parts make it fast.  Read them in this
-order:
+This file is a complete engine in plain Numba, in float32, in float64, and in bfloat16 on GPUs that
+support it (Ampere and newer).  To read it, you need to know CUDA's threads and blocks; section 3
+explains how the 32 threads of a warp exchange numbers.  Three folders of nanoeuler_parts belong to
+it.  Read them in this order:
 
     gpu/           launches, graphs and number types; this file uses them from section 1 on
     tensor_cores/  the same matrix products and the same attention, in bfloat16 on tensor cores, and
@@ -60,7 +60,7 @@ Names   acc    sums in registers              lane   0 to 31, the thread's place
         The host function that launches an op's kernels has the name of the op in nanoeuler.py.
         `@made_once` marks functions that make kernels for a shape, once for each shape.
 Order   Each sum is accumulated in a fixed order, by one thread or by blocks in a fixed sequence.
-        Two runs on GPUs of one model, with micro-batches of one size, are bit-identical.
+        Two runs on GPUs of the same type, with the same size of micro-batches, give the same bits.
 """
 import bisect
 import functools
@@ -79,8 +79,9 @@ from typing import NamedTuple
 from nanoeuler_parts.gpu.doctor import HERE, ON_CPU, PIP, report
 from nanoeuler_parts.gpu.place import take_own_gpu
 
-# Run as a program, this file imports itself as a module and calls its `main`, as nanoeuler.py does:
-# kernels then belong to one module only.
+# Run as a program, this file imports itself as the module nanoeuler_cuda and calls its `main`.
+# Otherwise it would be loaded twice, as __main__ and by tensor_cores as nanoeuler_cuda, each time
+# with kernels of its own.
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))   # first, even under python -P
     try:
@@ -213,9 +214,9 @@ def computing(dtype):
 def rows_a_chunk(cfg, BT, itemsize):
     """R: the number of rows whose logits are in memory at the same time.
 
-    The logits of all heads take at most 384 MB.  A large R is rounded down, so that the product of
-    their gradient with lm_head, (R, C), has whole waves of tiles of 128 x 256: up to one tile per
-    multiprocessor in a wave."""
+    The logits of all heads take about 384 MB at most.  The product of their gradient with lm_head,
+    (R, C), is computed in tiles of 128 x 256.  A wave of tiles has up to one per multiprocessor.  A
+    large R is rounded down to whole waves, so that no multiprocessor idles."""
     rows = (384 << 20) // (cfg.n_mtp * cfg.vocab_size * itemsize)
     across = -(-cfg.n_embd // 256)           # tiles side by side
     rows_a_round = 128 * max(1, cuda.get_current_device().MULTIPROCESSOR_COUNT // across)
@@ -229,8 +230,8 @@ def buffer_table(cfg, B, T, dtype, kept=None):
     Group a: activations that the backward pass reads.  x is the trajectory
     x[i + 1] = x[i] + f_i(x[i]).  Its newest point is also in `state`, in the type of sums: a step
     is small compared with x, and rounding the sum to bfloat16 would lose it.
-    Group d: gradients of activations.  The gradients of weights are accumulated layer by layer, so
-    the activations of one layer suffice.
+    Group d: gradients of activations, for one layer.  `backward` adds the weight gradients of a
+    layer to g before the layer below overwrites these buffers.
     kept: number of layers whose activations are kept; all by default.  With 1, the backward pass
     computes them again (--recompute)."""
     C, F, V, L, P = cfg.n_embd, cfg.n_hidden, cfg.vocab_size, cfg.n_layer, cfg.n_mtp
@@ -439,7 +440,8 @@ tile8x8 = register_tile(8, 8)
 
 @cuda_kernel
 def matmul_kernel(out, a, b, add):
-    """out[z, h] = add * out[z, h] + a[z, h'] b[z, h'],  h' = h * H' / H: grouped heads share.
+    """out[z, h] = add * out[z, h] + a[z, h H' / H] b[z, h H'' / H], with indices rounded down: if a
+    or b has fewer matrices than out, neighbouring h share one.
 
     One block of (16, 16) threads per 128 x 128 tile of out.   grid (N / 128, M / 128, Z * H)
     out (Z, H, M, N), a (Z, H', M, K), b (Z, H'', K, N), all with any strides
@@ -458,8 +460,9 @@ def matmul_kernel(out, a, b, add):
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     t = 16 * y + x
     # A tile is 128 rows or columns (m or n) times 16 k, and a thread fetches eight numbers of it.
-    # The tuples have the (m or n, k) of the first one, and the steps of both to the next one.
-    # Neighbouring threads read neighbours in memory: along k, or along m or n.
+    # A tuple is (m or n, k, step of m or n, step of k): the place of the thread's first number, and
+    # the steps from one number to the next.  Neighbouring threads read neighbours in memory: along
+    # k, or along m or n.
     along_mn, along_k = (t % 128, t // 128, 0, 2), (t // 16, t % 16, 16, 0)
     am, ak, am_step, ak_step = along_k if A.strides[1] == A.itemsize else along_mn
     bn, bk, bn_step, bk_step = along_k if B.strides[0] == B.itemsize else along_mn
@@ -501,7 +504,7 @@ def as_4d(x):
     """A matrix as (1, 1, M, N), an array (n, M, N) as (n, 1, M, N)"""
     if x.ndim == 4:
         return x
-    anything = 1 << 20                       # a dimension of size 1 is never stepped over
+    anything = 1 << 20                       # stride of a dimension of size 1: its index is 0
     *n, M, N = x.shape
     *of_n, row, column = (s // x.dtype.itemsize for s in x.strides)
     return view(x, 0, (*(n or [1]), 1, M, N), (*(of_n or [anything]), anything, row, column))
@@ -533,7 +536,7 @@ def matmul(out, x, w):
 
 def matmul_dx(dx, dy, w, add=False):
     """dx = [dx +] dy w     dx (M, K), dy (M, N), w (N, K)"""
-    if on_tensor_cores(dx, dy, w) and not add:     # those add to float32 only; dx is bfloat16
+    if on_tensor_cores(dx, dy, w) and not add:     # tensor cores add to float32 only
         return tensor_cores().matmul.tensor_matmul(dx, dy, w, b_mn=True)
     batched_matmul(dx, dy, w, add)
 
@@ -613,8 +616,9 @@ def embedding_backward(dwte, dx, tokens):
 
 # ==== 4.3 RMSNorm ====
 ROW_WARPS = 8                                # warps per block, if each warp has a row of its own
-GAIN_PARTS = 4 * 132                         # blocks, and partial sums, of the gradient of a gain.
-                                             # It is fixed since the order of the sums depends on it
+# Blocks, and so partial sums, of the gradient of a gain or a bias: four per multiprocessor of an
+# H100.  The number is the same on all GPUs, because the order of the sums depends on it.
+GAIN_PARTS = 4 * 132
 
 @made_once
 def rmsnorm_kernels(C, W):
@@ -670,8 +674,8 @@ def rmsnorm_kernels(C, W):
     @cuda_kernel
     def backward(dx, dy, partial, x, w, rstd):
         """dx += rstd * (w*dy - u * mean_c(w*dy*u)),  u = x * rstd: the adjoint of the Euler step.
-        Before, dx is the gradient of x[i + 1], which reaches x[i] past f.  This adds the part that
-        comes through f.
+        On entry, dx is the gradient of x[i + 1] = x[i] + f(x[i]).  The summand x[i] passes it on
+        unchanged.  This kernel adds the part that comes back through f.
         partial[i, c] = sum of dy * u over the rows of block i: the gradient of the gain w.
         dy is overwritten with y = w * u, the output of forward.
 
@@ -850,7 +854,7 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
 
     @inlined
     def first_tile(t0):
-        """The first key of the first tile that row t0, and so any later row, attends to"""
+        """The first key of the first tile that any row from t0 on attends to"""
         return max(0, t0 + 1 - window) // N * N if window else 0
 
     @inlined
@@ -908,8 +912,9 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
                     if k0 + x + 16 * j > t0 + r:
                         v = -ctype(qkv).type(math.inf)
                     if window and k0 + x + 16 * j <= t0 + r - window:
-                        # Finite, since a row's first tile may be outside its window entirely:
-                        # then top = v, and exp(v - top) must not be NaN
+                        # Not -inf: the first tile may lie wholly before a row's window.  Then
+                        # top = v, and exp(v - top) is 1 and not NaN.  The first key inside the
+                        # window multiplies these sums by exp(v - new top) = 0
                         v = -ctype(qkv).type(1e30)
                     s[i * KEYS + j] = v
                     top = max(top, v)
@@ -952,14 +957,14 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
             dqk, dv = filled(NCOLS, zero), filled(NCOLS, zero)       # dQ or dK, and dV
             x, y, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z * T
             H, G = HD // D, (qkv.shape[1] - HD) // (2 * D)
-            if keys:                         # `mine`: first key.  Walks over the rows that see it
+            if keys:                         # own keys from `mine` on, and the rows that see them
                 g = cuda.blockIdx.y
                 mine = cuda.blockIdx.x * N
                 first_head = g * H // G
                 end_head = (g + 1) * H // G
                 first_other = mine
                 end_other = min(T, mine + N - 1 + window) if window else T
-            else:                            # `mine`: first row.  Walks over the keys it sees
+            else:                            # own rows from `mine` on, and the keys they see
                 first_head = cuda.blockIdx.y
                 mine = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N    # the longest rows first
                 g = first_head * G // H
@@ -1274,7 +1279,8 @@ def head_norm_backward(dqkv, dq_gain, dk_gain, partial, qk, rstd, q_gain, k_gain
         launch(sum_rows_kernel, dgain, columns, grid=D, block=256)
 
 # ==== 5 Model ====
-# A slice of the logits' columns, the matrix (columns, C) that computes them from y, its gradient
+# columns: a slice of the columns of the logits.  w (columns, C): the matrix that computes them from
+# y.  dw: the gradient of w
 HeadPart = namedtuple("HeadPart", "columns w dw")
 # One RMSNorm of the model: gain (C,), the gain's gradient, rstd (BT,)
 Norm = namedtuple("Norm", "gain dgain rstd")
@@ -1364,8 +1370,8 @@ class Model:
         self.weighted_heads = set()          # heads with a nonzero weight since the last `update`
         self.updates = {}                    # weighted heads, Newton-Schulz steps -> graph
         self.update_maps = {}                # tensor maps of Muon's working memory
-        self.muon = None                     # allocated now, before a micro-batch takes the rest
-        if self.optimizer == "muon":
+        self.muon = None
+        if self.optimizer == "muon":         # now, before micro-batches take the remaining memory
             self.muon = Muon(cfg, self.dtype, own)
 
     def put(self, x, dtype=None):
@@ -1685,7 +1691,7 @@ class Model:
         """Copies hyper to the device.  Returns the number of Newton-Schulz steps; 0: no Muon."""
         if hyper.muon_lr and not self.muon:  # a caller without options
             self.muon = Muon(self.cfg, self.dtype, self.owned(self.flat.size))
-        self.staged_hyper[0] = hyper         # the driver reads this buffer later
+        self.staged_hyper[0] = hyper         # the copy below may still read it after returning
         if hyper.muon_lr:
             self.staged_hyper[1] = ne.hyper_of_embedding(hyper)
         self.hyper.copy_to_device(self.staged_hyper, stream=gpu.stream)
@@ -1853,7 +1859,7 @@ def adamw(entries, n_decay, hyper, partial, results):
 #
 #     g, m --nesterov--> x (n, N, K) --normalize--> x --Newton-Schulz--> x --step--> p, w
 #
-# starts (n,) has the first entry of each matrix in the flat buffers.  x, and the matrices of the
+# starts (n,): where each matrix begins in the buffers of Entries.  x, and the matrices of the
 # Newton-Schulz iteration, have the type of matrix products.
 MATRIX_PARTS = 32                            # blocks per matrix, and partial sums of its squares
 
@@ -1982,8 +1988,9 @@ def orthogonalize(x, other, gram, square, steps):
 MUON_BYTES = 256 << 20                       # of the matrices that are updated together, at most
 
 def muon_groups(cfg, dtype, part):
-    """[((N, K), starts)]: the matrices of Muon in a slice of the flat buffers, which cuts none of
-    them, in groups of one shape.  starts: first entries, counted from the slice's first one"""
+    """[((N, K), starts)]: Muon's matrices in `part`, a slice of the flat buffers that cuts none of
+    them.  The matrices of a group have one shape.  starts: where each begins, counted from
+    part.start"""
     starts, groups = {}, []
     for start, *shape in ne.muon_matrices(cfg).tolist():
         if part.start <= start < part.stop:
@@ -2268,7 +2275,7 @@ ROUNDOFF = {"bf16": 2.0 ** -8, "f32": 2.0 ** -24, "f64": 2.0 ** -53}
 #       independent.  The root mean square of one is 0.42 u, since it is uniform over an interval of
 #       2 u / mantissa, and mantissas are log-uniform in [1, 2).  Together: sqrt(3) 0.42 = 0.74 u.
 # f32   The error of a sum of n terms with random signs grows like a random walk, to a fraction of
-#       sqrt(n) u (Higham 2002, 2.8 and 4.2).  The longest sum except for dW has n = 2,056 terms,
+#       sqrt(n) u (Higham 2002, 2.8 and 4.2).  The longest product except dW has n = 2,056 terms,
 #       sqrt(n) = 45.  An exponential has an error of 2^-22 = 4 u by itself.
 # f64   As f32, for both sides.  Matrix products of these inputs are exact.
 # dW    is stored in float32, in a run of bfloat16 as well.  It has 17,100 terms, sqrt(n) = 131, and
@@ -2279,7 +2286,7 @@ ROUNDOFF = {"bf16": 2.0 ** -8, "f32": 2.0 ** -24, "f64": 2.0 ** -53}
 # gives 1.9 and over 10 in bf16; an 8 x 8 hole in the largest dW gives a norm of 80,000 in f32.
 BOUNDS = {"bf16": (1.25, 1.5), "f32": (24, 96), "f64": (32, 64)}
 BOUNDS_DW = (128, 192)
-BOUNDS_ROWS = (320, 480)                     # x has 17 bits: NumPy with these roundings: 160, 170
+BOUNDS_ROWS = (320, 480)                     # x has 17 bits; NumPy with this rounding: 160, 170
 BOUNDS_PROMPT = (4, 5)                       # in bf16: NumPy with the same roundings: 2, 2.5
 BOUNDS_MUON = (5, 9)                         # of bf16, with products in bf16.  NumPy with the same
                                              # roundings: 2.1, 3.7

@@ -193,8 +193,9 @@ def overlapping():
     `let_next_start`, or has ended.  A kernel must call `wait_for_previous` before it reads results
     of the previous kernel or overwrites its inputs.
 
-    numba-cuda makes the configuration of a launch once, for equal launches inside and outside of
-    this block.  So every kernel that is launched here must be correct either way."""
+    numba-cuda keeps the configuration of a launch for later equal ones.  So a launch overlaps if
+    the first equal launch was inside such a block.  A kernel that is launched here must be correct
+    with and without overlap."""
     plain = dispatcher.LaunchConfig
     try:
         dispatcher.LaunchConfig = functools.partial(plain, programmatic_stream_serialization=True)

@@ -32,8 +32,9 @@ def shard(n, rank, size):
     return slice(min(n, 8 * x.start), min(n, 8 * x.stop))
 
 def uncut(x, starts):
-    """Returns a boundary x of shards, or the start of the nearest matrix if x is inside of one.
-    starts: of adjacent matrices, and the end of the last one, ascending"""
+    """Returns x, a boundary of shards.  If x lies inside one of Muon's matrices, it is moved to the
+    nearest start in `starts`.
+    starts: where adjacent matrices begin, and the end of the last one, ascending"""
     if not starts or not starts[0] < x < starts[-1]:
         return x
     return min(starts, key=lambda start: abs(start - x))

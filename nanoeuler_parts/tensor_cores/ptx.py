@@ -215,7 +215,7 @@ def next_turn(turn, turns):
 #     mbarrier_init(barrier, threads)     sets the number of arrivals per phase; phase 0 begins
 #     mbarrier_arrive(barrier)            arrives
 #     mbarrier_expect(barrier, bytes)     announces bytes, and arrives
-#     mbarrier_wait(barrier, parity)      returns when the running phase has the other parity
+#     mbarrier_wait(barrier, parity)      waits until the running phase has the other parity
 #     mbarrier_fence()                    lets the copy engine see initialized barriers
 #
 #     running phase                 0     1     2     3
@@ -248,7 +248,7 @@ def after_previous():
 
 @inlined
 def at_once():
-    """Does nothing: takes the place of the functions above where launches do not overlap."""
+    """Does nothing.  Kernels call it in place of the functions above if launches do not overlap."""
     pass
 
 # ---- TMA: the copy engine moves boxes of a matrix

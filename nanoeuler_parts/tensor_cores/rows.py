@@ -58,7 +58,7 @@ from nanoeuler_parts.tensor_cores.tiles import mma
 # Rounding  x is float32, but mma takes bfloat16, which has 8 bits.  So x is split into two bfloat16
 #           numbers, which hold 17 of its 24 bits.  hi is the nearest to x, and fills rows 0 to 7
 #           of A.  mid is the nearest to x - hi, and fills rows 8 to 15.  The multiplied number
-#           differs from x by at most 2^-18 of x.  Sums are float32.
+#           differs from x by at most 2^-17 of x.  Sums are float32.
 # Order     The order of a row's sums depends only on its position in its text, not on the rows that
 #           share the step.  So a text gives the same bits alone, in a batch and with drafts.
 #           Kernels for a few rows and for many are compiled separately.  `fma` forces the compiler
@@ -234,7 +234,7 @@ def row_product(K, TILES, GROUPS, normed, hopper):
         also reads row n = r of each tile."""
         q, row, warp = thread_id() & u32(3), own_row(), warp_id()
         first_k = u32(SLICE) * warp + u32(8) * q
-        acc, ss = filled(ACC_REGS, f32(0)), filled(GROUPS, f32(0))   # hi, mid: two each
+        acc, ss = filled(ACC_REGS, f32(0)), filled(GROUPS, f32(0))   # 2 of hi, 2 of mid
         xs, a, b = cuda.local.array(X_REGS, f32), filled(8, u32(0)), cuda.local.array(B_REGS, u32)
         gains, gain_of = cuda.shared.array(0, f32, 16) if hopper else gain, filled(8, f32(1))
         for turn0 in range(0, TURNS, TURNS_LOADED):
@@ -798,7 +798,7 @@ def sample_one(token, z, odds, V, top_token, draw):
         kept += odds[i]
     sums = prefix_sums(kept)
     target = draw[UNIFORM] * sums[255]
-    passed = sums[t] > target or sums[t] == sums[255]    # equality: rounding made target the total
+    passed = sums[t] > target or sums[t] == sums[255]    # equal: rounding made target the total
     first_thread = -block_max(-t if passed else -256)    # the token is one of this thread's
     if t == first_thread:
         s, token[0] = sums[t] - kept, -1
