@@ -702,9 +702,9 @@ def test_under_nohup_a_closed_terminal_ends_no_rank(ranks_of_this_machine, monke
 
     def send():
         until(lambda: len(pids()) == 2)
-        for number in signal.SIGHUP, signal.SIGTERM:
-            for pid in (os.getpid(), *pids()):
-                os.kill(pid, number)
+        for pid in (os.getpid(), *pids()):
+            os.kill(pid, signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)             # which is passed on to each rank once
 
     sender = threading.Thread(target=send)
     try:
