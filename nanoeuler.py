@@ -2033,7 +2033,7 @@ class Batches(Epochs):
 
     def __init__(self, tokens, T, P, seed):
         super().__init__(len(tokens) // T - 1, T, seed)
-        shorter = f", or --seq-len {len(tokens) // 2}" if len(tokens) > 1 else ""
+        shorter = f", or --seq-len {len(tokens) // 2}" if len(tokens) >= 32 else ""
         need(self.n > 0, f"expected {2 * T:,} training tokens or more, two windows of {T}, got "
              f"{len(tokens):,}; use a longer text with --data{shorter}")
         self.tokens, self.P = tokens, P
@@ -4595,7 +4595,7 @@ class Run(TrainingLoop):
     kind = ""                                # of the trained model: "chat", or that of --init
     Options = TrainOptions                   # the settings that flags set
     preset = "small"                         # the default preset
-    begins_with = None                       # the default checkpoint to begin with
+    begins_with, made_by = None, ""          # the default checkpoint to begin with, and its verb
     larger_data = ""                         # used instead of Options.data if it exists
     scope = "the whole held-out tail"        # of the final validation
     # the end of the note that the model overfits; "" means that there is no note
@@ -5064,7 +5064,7 @@ def need_data(path, out):
     """Rejects a path that is not a file, before anything is compiled."""
     remedy = f"name the training data of {out} with --data"
     need(path, f"the name of the data file is empty; {remedy}")
-    need(os.path.exists(path), f"{path}: No such file or directory; {remedy}")
+    need(os.path.exists(path), f"{path}: No such file or directory; check the path, or {remedy}")
     need(os.path.isfile(path), f"{path}: not a regular file; {remedy}")
 
 def need_free_best(best, state, reads, resume, force):
@@ -5107,8 +5107,9 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
                  f"{out} exists and is not a checkpoint; choose another --out")
             refuse_overwrite(out, force, "continue it with --resume, choose another --out")
             own = run.begins_with
-            need(file or not own or os.path.exists(own), f"{own}: No such file; make it "
-                 f"first, or name another checkpoint, such as {BUNDLED}")
+            need(file or not own or os.path.exists(own), f"{own}: No such file; make it with "
+                 f"{typed(engine.program)} {run.made_by}, or name another checkpoint, such as "
+                 f"{BUNDLED}")
             file = file or own
             replaced = file is not None and os.path.realpath(file) == os.path.realpath(out)
             need(not replaced, f"{out} would replace {file}, the model it starts from; choose "
@@ -5252,7 +5253,7 @@ def flag(f, default):
     if f.type is bool:
         return arg(name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
                    help=f"{text} (default: {default})")
-    default = 0 if default is None else default
+    default = 0 if default is None else "empty" if default == "" else default
     several = {}
     if f.metadata.get("several"):
         several = dict(nargs="+", action="extend", metavar=f.name.upper())

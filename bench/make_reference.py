@@ -49,7 +49,7 @@ def default_of(action, text):
     """(help without its default, the default in words)"""
     said = re.search(r" ?\(default: (.*)\)$", text)
     if said:
-        words = {"True": "on", "False": "off"}
+        words = {"True": "on", "False": "off", "empty": ""}
         return text[:said.start()], words.get(said[1], said[1].strip())
     if action.required or action.default in (None, argparse.SUPPRESS):
         return text, ""

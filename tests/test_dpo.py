@@ -272,7 +272,7 @@ def test_default_data(base, tmp_path, monkeypatch, capsys):
 
 def test_what_dpo_refuses(base, tuned, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(write_pairs(copy_of(base, tmp_path)))
-    refused(capsys, "dpo", words=["nanoeuler_chat.bin: No such file", "make it first"])
+    refused(capsys, "dpo", words=["nanoeuler_chat.bin: No such file", "make it with"])
     refused(capsys, "dpo", "--resume", "--out", "nanoeuler.bin", words=["dpo", "--out"])
     for flag, value in (("beta", 0), ("beta", "nan"), ("epochs", 0)):
         refused(capsys, *RUN, f"--{flag}", value, words=[flag, value])

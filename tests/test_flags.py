@@ -323,6 +323,7 @@ def test_every_verb_has_help(capsys):
                 assert f"--no-{name.replace('_', '-')} {f.metadata['help']}" in text(verb)
                 continue
             default = "none" if f.type is list else 0 if f.default is None else f.default
+            default = "empty" if default == "" else default
             assert f"(default: {default})" in parts["--" + name.replace("_", "-")], (verb, name)
 
 

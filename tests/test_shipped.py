@@ -173,9 +173,11 @@ def test_the_server_names_all_packages_that_are_missing(box, monkeypatch, capsys
 def test_other_verbs_do_not(box, capsys):
     """export and what trains want a name, or a model of one's own; what trains says which."""
     assert "bundled" not in refused(capsys, "export")
-    for verb, own in ("sft", "nanoeuler.bin"), ("dpo", "nanoeuler_chat.bin"):
+    for verb, own, made_by in (("sft", "nanoeuler.bin", "train"),
+                               ("dpo", "nanoeuler_chat.bin", "sft")):
         line = refused(capsys, verb)
-        assert f"{own}: No such file; make it first" in line and "such as bundled" in line
+        assert f"{own}: No such file; make it with " in line and f"{made_by}, or name" in line
+        assert "such as bundled" in line
 
 
 @pytest.fixture

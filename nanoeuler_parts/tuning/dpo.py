@@ -34,7 +34,7 @@ class DpoRun(PreferenceLoop, SftRun):
     once, at step 0, and stored in the checkpoint.  No second model is needed."""
     verb = "dpo"
     Options = DpoOptions
-    begins_with = "nanoeuler_chat.bin"
+    begins_with, made_by = "nanoeuler_chat.bin", "sft"
     larger_data = "data/preferences.jsonl"
     scope = "all held-out pairs"
     against_overfitting = ""                 # no overfitting note: dpo does not minimize the bits

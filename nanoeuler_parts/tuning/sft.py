@@ -104,7 +104,7 @@ class SftRun(Run):
     """Supervised fine-tuning: the loop of `Run` on examples, with the loss on responses alone."""
     verb, kind = "sft", "chat"
     Options = SftOptions
-    begins_with = "nanoeuler.bin"
+    begins_with, made_by = "nanoeuler.bin", "train"
     larger_data = "data/alpaca.json"
     scope = "all held-out responses"
     against_overfitting = "fewer --epochs or more examples"
