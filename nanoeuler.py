@@ -5332,6 +5332,8 @@ def parse(verbs, text, argv):
     add_verbs(parsers, verbs, chosen=[word for word in argv if word != "--"][:1])
     verb = parsers.choices.get(argv[0])
     near = difflib.get_close_matches(argv[0], parsers.choices, n=1, cutoff=0.7)
+    if not verb and any(argv[0] == name for name, *_ in VERBS):      # asked of nanoeuler_cuda.py
+        root.error(f"{argv[0]} is a verb of nanoeuler.py")
     if near and not verb:
         root.error(f"unknown verb {argv[0]} (did you mean {near[0]}?)")
     if verb:

@@ -380,8 +380,8 @@ def card_text(e):
         f"vocabulary {cfg['vocab_size']:,}, context {cfg['seq_len']} tokens, "
         f"{'tied' if cfg['tie_embeddings'] else 'separate'} embeddings",
         f"- **File**: {e['bytes']:,} bytes, sha256 `{e['sha256']}`",
-        f"- **Made by**: `python bench/make_model.py all` at commit {e['commit']}, seed "
-        f"{e['seed']}, on {e['device']}",
+        f"- **Made by**: `python bench/make_model.py all` with the texts named below, at commit "
+        f"{e['commit']}, seed {e['seed']}, on {e['device']}",
         "- **License**: MIT, like the code; the licenses of its training data are listed below", "",
         "## Abilities and limits", "",
         "The model was taught to greet, to say what it is, and to answer short questions of a few "

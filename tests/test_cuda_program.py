@@ -330,6 +330,8 @@ def test_without_a_driver(verb, tmp_path):
 def test_an_unknown_verb_and_help(tmp_path):
     result = gpu("dance", cwd=tmp_path, env=HIDDEN)
     assert result.returncode == 2 and "'doctor'" in result.stderr
+    result = gpu("lens", "x", cwd=tmp_path, env=HIDDEN)
+    assert result.returncode == 2 and "lens is a verb of nanoeuler.py" in result.stderr
     result = gpu("--help", cwd=tmp_path)
     assert result.returncode == 0 and "doctor" in result.stdout and result.stderr == ""
 
