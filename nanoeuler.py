@@ -5639,16 +5639,18 @@ if not nanoeuler_parts:
         return hashlib.sha256(line).hexdigest() if line else ""
 
     def free_log(log):
+        keep_aside(f"{log}.new")
         return f"{log}.new"
 
     def keep_aside(log):
-        pass
+        """A new run begins a new log."""
+        open(log, "wb").close()
 
     def restore_log(log, identity):
         pass
 
     def open_log(path, step):
-        return open(path, "ab" if step else "wb")        # a new run begins a new log
+        return open(path, "ab")
 
     class Sinks:
         rows = ()

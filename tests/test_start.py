@@ -159,6 +159,8 @@ train = "train", "--data", "any text.txt", "--batch", 64, "--optimizer", "adamw"
 codes = [run(*train, *tiny, "--steps", 2), run("train", "--resume", "--steps", 4),
          run("generate", "Say", "--tokens", 5), run("chat", "--tokens", 5, stdin="Say 7.\\n"),
          run("plot")]
+again = *train, "--init", "nanoeuler.bin", "--steps", 2, "--out", "b.bin"
+assert run(*again) == run(*again, "--force", "--keep-best") == 0
 print(codes)
 """
 
@@ -198,6 +200,13 @@ def test_the_program_and_its_tokenizer_work_alone(env, tmp_path, kernels_of_pair
     c = ne.read_checkpoint(str(work / "nanoeuler.bin"))
     assert c.state.step == 4 and c.moments
     assert [r["step"] for r in read_log(work / "nanoeuler.jsonl") if "loss" in r] == [1, 2, 3, 4]
+    # The log of a run that saves before its first step, and replaces an older run
+    log = read_log(work / "b.jsonl")
+    assert [r["step"] for r in log if "val_bits_per_byte" in r] == [0, 2]
+    assert [r["step"] for r in log if "loss" in r] == [1, 2]
+    first = (work / "b.jsonl").read_bytes().split(b"\n")[0] + b"\n"
+    state = ne.read_checkpoint(str(work / "b.bin")).state
+    assert state.log_sha256 == hashlib.sha256(first).hexdigest()
     if kernels_of_pair:
         shutil.copytree(pair / "__pycache__", kernels_of_pair, dirs_exist_ok=True)
 
