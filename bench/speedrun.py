@@ -13,7 +13,7 @@ speedrun.bin     the model; `python nanoeuler_cuda.py i "It was" speedrun.bin` c
 speedrun.md      minutes, tokens, and the loss at each validation
 speedrun.png     the loss curve, if matplotlib is installed
 
-The exit code is 1 if the loss on the whole held-out text is above --target.
+The exit code is 1 if the loss of the final validation is above --target.
 """
 import argparse
 import os
@@ -76,7 +76,7 @@ def curve(records):
             tokens += r["tokens_per_s"] * r["ms"] / 1e3
             ms += r["ms"]
             recent.append(r["bits_per_byte"])
-        if "val_bits_per_byte" in r:         # the last step has two, and the second is of all text
+        if "val_bits_per_byte" in r:         # the last step has two, the second of more text
             mean = statistics.mean(recent)
             rows[r["step"]] = r["step"], round(tokens), ms / 60e3, mean, r["val_bits_per_byte"]
     return list(rows.values())
@@ -92,7 +92,7 @@ def report(out, target):
         f"  The target was {target:g}: it was {'' if reached else 'not '}reached.")
     lines = [f"# {ne.n_params(c.cfg):,} parameters, {tokens:,} tokens, "
              f"{c.state.elapsed / 60:.1f} minutes", "",
-             f"{bits:.4f} bits per byte on the whole held-out text.{goal}", "",
+             f"{bits:.4f} bits per byte of held-out text in the final validation.{goal}", "",
              f"{step:,} steps of {tokens // step:,} tokens of {o['data']}, with the optimizer "
              f"{o['optimizer']}, on {ne.counted(o.get('gpus', 1), 'GPU')}.  The title "
              f"counts the minutes of validations, and the table does not.  Before the last row, "

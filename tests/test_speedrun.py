@@ -62,7 +62,7 @@ def test_a_speedrun_reports_minutes_tokens_and_the_loss(speedrun):
         assert float(minutes) == pytest.approx(sum(r["ms"] for r in steps[:n]) / 60e3, abs=0.006)
         assert float(mean) == pytest.approx(
             sum(r["bits_per_byte"] for r in steps[n - 4:n]) / 4, abs=1e-4)
-    assert f"{log[-1]['val_bits_per_byte']:.4f} bits per byte on the whole" in text
+    assert f"{log[-1]['val_bits_per_byte']:.4f} bits per byte of held-out text" in text
     assert text.splitlines()[-1].endswith(f"| {log[-1]['val_bits_per_byte']:.4f} |")
 
     before = (speedrun.folder / "speedrun.bin").stat().st_mtime_ns
@@ -90,7 +90,7 @@ def test_an_interrupted_speedrun_is_resumed(speedrun, monkeypatch):
     assert "the same command resumes it" in str(code)
     assert ne.read_checkpoint("speedrun.bin").state.step == 1
     code, said = speedrun("--steps", "8")
-    assert code == 0 and "bits per byte on the whole held-out text." in said
+    assert code == 0 and "bits per byte of held-out text in the final validation." in said
     assert speedrun.commands[0][:2] == ["train", "--resume"]
     (speedrun.folder / "other.txt").write_text("Another text.", "utf-8")
     code, _ = speedrun("--data", "other.txt")
