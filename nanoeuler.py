@@ -2190,7 +2190,7 @@ class TrainingLoop:
     line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # filled from a log record
     validates_first = False                  # before step 1?  With --init, yes
     R = 1                                    # rows that stay together in a batch; 2 in DPO
-    most_final = 1 << 19                     # held-out tokens of the final validation
+    most_final = 1 << 19                     # held-out tokens of the final validation of a text
 
     def train(self, caught):
         """The training loop.  It ends after the last step, or after a step in which a signal came.

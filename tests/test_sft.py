@@ -342,6 +342,16 @@ def test_the_speed_is_of_tokens_that_are_read(base, tmp_path):
     assert n == pytest.approx((rows >= 0).sum()) and n < 0.7 * rows.size
 
 
+def test_the_final_validation_is_on_all_responses(base, tmp_path, monkeypatch):
+    """The limit of long texts does not apply to them."""
+    run = begin(base, tmp_path, ADD)
+    rows, measured = len(run.data.validation.tokens), []
+    monkeypatch.setattr(ne.Run, "most_final", 160)       # one row
+    monkeypatch.setattr(run, "validate", lambda rows=None: (measured.append(rows), "0.5")[1])
+    assert rows > 1 and run.final_rows() == rows
+    assert run.validate_all() == "0.5 on all held-out responses" and measured == [None]
+
+
 def test_the_sample_is_the_likeliest_answer_up_to_its_end(base, tmp_path, monkeypatch):
     run, asked = begin(base, tmp_path, ADD), []
     monkeypatch.setattr(ne, "generate", lambda decoder, ids, n, rng, sampling, stop: (

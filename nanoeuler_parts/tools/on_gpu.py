@@ -125,14 +125,14 @@ def training_verb(run):
 # (name, module, help): see `add_verbs` in nanoeuler.py
 VERBS = [(name, "nanoeuler_parts.tools.on_gpu", text) for name, text in (
     ("test", "run the self-tests: compare every kernel with the CPU"),
-    ("g", "compare the gradient of the whole model with the CPU's; also: check"),
-    ("t", "pretrain a model on a text; writes a checkpoint and a log; also: train"),
-    ("tr", "continue the run of t; also: resume"),
-    ("i", "continue or answer one prompt, or a file of prompts; also: generate"),
-    ("s", "supervised fine-tuning: train a checkpoint to answer questions; also: sft"),
-    ("d", "direct preference optimization: train a chat checkpoint on preferred answers; also: "
-          "dpo"),
-    ("c", "talk to a model in the terminal; a base model continues the text; also: chat"),
+    ("g", "compare the gradient of the whole model with the CPU's (also: check)"),
+    ("t", "pretrain a model on a text; writes a checkpoint and a log (also: train)"),
+    ("tr", "continue the run of t (also: resume)"),
+    ("i", "continue or answer one prompt, or a file of prompts (also: generate)"),
+    ("s", "supervised fine-tuning: train a checkpoint to answer questions (also: sft)"),
+    ("d", "direct preference optimization: train a chat checkpoint on preferred answers "
+          "(also: dpo)"),
+    ("c", "talk to a model in the terminal; a base model continues the text (also: chat)"),
     ("eval", "measure a model: perplexity and bits per byte of texts, accuracy on questions"),
     ("serve", "serve models over HTTP: web pages and an OpenAI-compatible API"),
     ("doctor", "print which required packages, drivers and GPUs this machine has"))]

@@ -106,7 +106,7 @@ class SftRun(Run):
     Options = SftOptions
     begins_with, made_by = "nanoeuler.bin", "train"
     larger_data = "data/alpaca.json"
-    scope = "all held-out responses"
+    scope, most_final = "all held-out responses", sys.maxsize
     against_overfitting = "fewer --epochs or more examples"
     answers = SftOptions.answers             # the keys of the R responses
 
