@@ -4856,15 +4856,17 @@ class Run(TrainingLoop):
                   f"\n    {typed(self.model.program)} {self.verb} --resume --out "
                   f"{shlex.quote(self.out)}")
 
-# Ctrl-C, the signal of `kill`, and that of a terminal that closes, which Windows does not have
-SAVING_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
-                  if hasattr(signal, name)]
+def saving_signals():
+    """The signals that stop a run after its step: Ctrl-C, that of `kill`, and that of a terminal
+    that closes, unless nohup has made the process ignore it.  Windows lacks the last one."""
+    hangup = getattr(signal, "SIGHUP", None)
+    ignored = hangup is None or signal.getsignal(hangup) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM] + ([] if ignored else [hangup])
 
 @contextlib.contextmanager
 def signals_caught():
-    """Yields a list that collects SAVING_SIGNALS, so that the current step can finish.  A second
-    signal of the same kind has its default effect: it ends the process at once.  An ignored signal
-    stays ignored, as SIGHUP is under nohup."""
+    """Yields a list that collects `saving_signals`, so that the current step can finish.  A second
+    signal of the same kind has its default effect: it ends the process at once."""
     caught = []
 
     def catch(number, frame):
@@ -4874,8 +4876,7 @@ def signals_caught():
             os.write(2, b"\nstopping after this step, and saving; "
                         b"the same signal again stops at once, unsaved\n")
 
-    before = {number: signal.signal(number, catch) for number in SAVING_SIGNALS
-              if signal.getsignal(number) != signal.SIG_IGN}
+    before = {number: signal.signal(number, catch) for number in saving_signals()}
     try:
         yield caught
     finally:

@@ -130,8 +130,7 @@ def start_ranks(gpus):
     def pass_on(number, frame):
         for x in ranks:
             x.send_signal(number)
-    before = [(number, signal.signal(number, pass_on)) for number in ne.SAVING_SIGNALS
-              if signal.getsignal(number) != signal.SIG_IGN]         # nohup ignores SIGHUP
+    before = [(number, signal.signal(number, pass_on)) for number in ne.saving_signals()]
     try:
         for rank in range(gpus):
             env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(gpus),
