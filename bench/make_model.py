@@ -163,10 +163,10 @@ def everyday(args):
 
 def lines_of(path):
     """The objects of a JSON list, or of a file of one a line."""
-    text = Path(path).read_text(encoding="utf-8")
+    text = Path(path).read_bytes().decode()
     if text.lstrip().startswith("["):
         return json.loads(text)
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [json.loads(line) for line in text.split("\n") if line.strip()]
 
 
 def learned_tokens(entry, tokenizer):

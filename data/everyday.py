@@ -1996,9 +1996,9 @@ def user_turns(entry):
 
 def excluded(path):
     """The letters of the turns of more than two words in a file of JSON, one a line or a list."""
-    text = Path(path).read_text(encoding="utf-8")
+    text = Path(path).read_bytes().decode()
     whole = text.lstrip().startswith("[")
-    entries = json.loads(text) if whole else [json.loads(x) for x in text.splitlines() if x.strip()]
+    entries = json.loads(text) if whole else [json.loads(x) for x in text.split("\n") if x.strip()]
     turns = [user_turns(entry) for entry in entries]
     if not all(turns):
         bad = turns.index([])

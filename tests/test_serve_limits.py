@@ -446,6 +446,33 @@ def test_the_list_of_runs_reads_little(file, tmp_path, monkeypatch):
     assert len(found.listed()) == 3 and len(read) == 8
 
 
+def test_a_folder_of_many_logs_costs_little(tmp_path, monkeypatch):
+    """Of 1,200 logs the newest 500 are opened, once; then a poll opens what has changed, and a
+    folder with more than that is searched once per second, however many pages ask."""
+    from nanoeuler_parts.serve import runs
+    for i in range(1200):
+        (tmp_path / f"{i}.jsonl").write_text('{"step": 1, "loss": 5.0}\n', encoding="utf-8")
+        os.utime(tmp_path / f"{i}.jsonl", (i, i))
+    opened, searched, clock = [], [], [100.0]
+    keep, search = runs.opened, os.scandir
+    monkeypatch.setattr(runs, "opened", lambda path: opened.append(path.name) or keep(path))
+    monkeypatch.setattr(runs.os, "scandir", lambda path: searched.append(path) or search(path))
+    monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
+    found = runs.Runs(tmp_path)
+    names = [f"{i}.jsonl" for i in range(1199, 699, -1)]
+    for _ in range(3):
+        assert [r["name"] for r in found.listed()] == names
+        assert found.read("1199.jsonl", 0)["records"] == [{"step": 1, "loss": 5.0}]
+    assert found.read("nowhere", 0) is None and found.read("3.jsonl", 0) is None
+    assert sorted(opened) == sorted([*names, *["1199.jsonl"] * 3]) and len(searched) == 1
+    (tmp_path / "3.jsonl").write_text('{"step": 2, "loss": 4.0}\n', encoding="utf-8")
+    clock[0] += 1
+    assert [r["name"] for r in found.listed()] == ["3.jsonl", *names[:-1]] and len(searched) == 2
+    assert opened[-1] == "3.jsonl" and len(opened) == 504
+    (tmp_path / "1199.jsonl").write_text('{"prompt": "no log any more"}\n', encoding="utf-8")
+    assert found.read("1199.jsonl", 0) is None
+
+
 def test_a_checkpoint_that_was_replaced_explains_nothing(tmp_path, tokenizer):
     """The trajectory reads weights later: another model's would be told as this one's."""
     from texts import TORTURE

@@ -1,4 +1,5 @@
 """Texts: windows, splits, tokens kept in a file, and texts that nothing can be learned from."""
+import json
 import os
 import tracemalloc
 import re
@@ -6,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import FAST, TEXT, refused, run
+from helpers import FAST, refused, ROOT, run, TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -326,3 +327,58 @@ def test_changed_text_on_resume(trained, text, tmp_path, monkeypatch, capsys):
             words=[other, "sha256", "--out"])
     other.unlink()
     refused(capsys, "train", "--resume", "--steps", 30, "--out", "a.bin", words=[other, "--data"])
+
+
+# ---- lines of records
+# What str.splitlines cuts at besides \n, and JSON allows inside a string
+NO_ENDS = "\x85\u2028\u2029"
+
+
+def log_records(path):
+    from nanoeuler_parts.files.logs import read_log
+    return [r["sample"] for r in read_log(path)]
+
+
+def page_records(path):
+    from nanoeuler_parts.serve.runs import Runs, latest_step
+    with open(path, "rb") as f:
+        assert latest_step(f, path.stat().st_size)["step"] == 2
+    return [r["sample"] for r in Runs(path.parent).read(path.name, 0)["records"]]
+
+
+def example_records(path):
+    from nanoeuler_parts.tuning.examples import read_entries
+    return [e["sample"] for _, e in read_entries(path, "")[0]]
+
+
+def prompt_records(path):
+    from nanoeuler_parts.tools.prompts import prompts_in
+    speaker = SimpleNamespace(ids_of=lambda text: text, shortened=lambda ids, truncate: ids)
+    return [record["sample"] for record, _ in prompts_in(path, speaker, False)]
+
+
+def corpus_records(path):
+    from nanoeuler_parts.files.corpora import documents_of_lines
+    return [text.decode() for text in documents_of_lines(path, "sample")]
+
+
+@pytest.mark.parametrize("read", [log_records, page_records, example_records, prompt_records,
+                                  corpus_records])
+def test_a_record_ends_at_a_line_feed_alone(tmp_path, read):
+    """A false record inside the string of a real one stays a string."""
+    path = tmp_path / "a.jsonl"
+    texts = [f"a{NO_ENDS}b", f'{NO_ENDS[1]}{{"step": 9, "sample": "false", "loss": 1}}{NO_ENDS}']
+    path.write_bytes(b"".join(json.dumps(
+        {"step": i + 1, "loss": 1.0, "sample": text, "prompt": text}, ensure_ascii=False).encode()
+        + end for i, (text, end) in enumerate(zip(texts, (b"\r\n", b"\n"), strict=True))))
+    assert read(path) == texts
+
+
+def test_no_reader_of_records_uses_splitlines():
+    """It may cut what people read: the messages of other programs, and a text for TensorBoard."""
+    allowed = {"nanoeuler_cuda.py", "machine/kernels.py", "gpu/doctor.py", "files/sinks.py"}
+    files = [*ROOT.glob("*.py"), *(ROOT / "nanoeuler_parts").rglob("*.py"),
+             *(ROOT / "data").glob("*.py")]
+    users = {str(path.relative_to(ROOT)).removeprefix("nanoeuler_parts/") for path in files
+             if ".splitlines(" in path.read_text(encoding="utf-8")}
+    assert users <= allowed

@@ -13,6 +13,7 @@ import os
 import sys
 
 from bpe import need, read_bytes, reading, regular
+from nanoeuler_parts.files.texts import record_lines
 
 LONGEST_RECORD = 1 << 20     # limit on the first line of a log, in bytes
 
@@ -28,7 +29,7 @@ def parse_record(line):
 def read_log(path):
     """The records of a JSON-lines log."""
     with reading(path, "name a log that train, sft or dpo wrote"):
-        lines = read_bytes(path).decode(errors="replace").splitlines()
+        lines = record_lines(read_bytes(path).decode(errors="replace"))
         records = [r for r in map(parse_record, lines) if r]
         need(records or not lines, "expected a log of training steps, found none")
     return records

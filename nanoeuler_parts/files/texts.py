@@ -169,6 +169,13 @@ class PlainText:
         self.train, val = tokenize(self.path, self.parts, tokenizer, self.sha256, cuts, seed)
         self.tail = np.append(self.train[-1:], val)
 
+def record_lines(text):
+    """The lines of a file of records (JSON lines), bytes or str.  A record ends at \\n alone.
+    `splitlines` of str would also cut at U+0085, U+2028 and U+2029, which JSON allows inside a
+    string."""
+    lines = text.split(b"\n" if isinstance(text, bytes) else "\n")
+    return lines if lines[-1] else lines[:-1]
+
 def parse_json(text):
     """The value of a JSON text.  Errors give the place, and name the most common mistakes."""
     try:

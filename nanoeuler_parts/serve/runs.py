@@ -3,14 +3,19 @@
 The files in the folder are untrusted input.  `Runs` opens only regular files, reads a bounded part
 of each, and returns only records of the form that a training run writes.  A record contains the
 planned number of steps, so no checkpoint has to be read."""
+import contextlib
+import heapq
 import os
 import pathlib
+import stat
 import time
 
 from bpe import regular
 from nanoeuler_parts.files.logs import parse_record
+from nanoeuler_parts.files.texts import record_lines
 
 MOST_LOGS = 500              # maximum number of listed logs; the newest are kept
+SEARCH_EVERY = 1.0           # seconds between two searches of a folder with more files than that
 MOST_BYTES = 1 << 20         # per read of a log
 LATEST_BYTES = 1 << 17       # at the end of a log, which are searched for its latest step
 LONGEST_TEXT, MOST_HEADS = 1 << 16, 64       # characters of a sample; losses in a record
@@ -53,7 +58,7 @@ def is_log(f):
 def latest_step(f, size):
     """The latest step in a log: {step, n_steps, ms}; {} if there is none at the end of the log"""
     f.seek(max(0, size - LATEST_BYTES))
-    for line in reversed(f.read(LATEST_BYTES).splitlines()):
+    for line in reversed(record_lines(f.read(LATEST_BYTES))):
         record = record_in(line.decode("utf-8", "replace"))
         if record and "loss" in record:
             return {name: record.get(name) for name in ("step", "n_steps", "ms")}
@@ -67,36 +72,52 @@ class Runs:
         self.folder = pathlib.Path(folder)
         self.folder_name = readable(self.folder.resolve().name)
         self.named = [pathlib.Path(path) for path in named]
-        self.known = {}                      # {(path, inode, size, time): its latest step}
+        self.known = {}                      # {path: (state of the file, its latest step)}
+        self.logs = {}                       # {name: path}, the newest first: the latest list
+        self.again = 0.0                     # when a large folder may be searched again
+
+    def files(self):
+        """[(time of the last write, name, path)] of the regular files that may be logs"""
+        found = {}
+        for path in self.named:
+            here = path.resolve().parent == self.folder.resolve()
+            found[readable(path.name if here else path)] = path
+        with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(".jsonl"):
+                    found[readable(entry.name)] = entry
+        dated = []
+        for name, file in found.items():
+            with contextlib.suppress(OSError):           # it was deleted
+                s = file.stat()
+                if stat.S_ISREG(s.st_mode):
+                    dated.append((s.st_mtime, name, pathlib.Path(file)))
+        return dated
 
     def paths(self):
-        """{name: path} of the logs, the newest first"""
-        dated = {}
-        for path in (*self.named, *self.folder.glob("*.jsonl")):
-            try:
-                dated[self.name_of(path)] = path.stat().st_mtime, path
-            except OSError:                  # it was deleted
-                continue
-        newest = sorted(dated.items(), key=lambda item: -item[1][0])[:MOST_LOGS]
-        files = {path for _, (_, path) in newest}
-        self.known = {key: value for key, value in self.known.items() if key[0] in files}
-        return {name: path for name, (_, path) in newest if self.latest(path) is not None}
-
-    def name_of(self, path):
-        """The name of a log on the page"""
-        here = path.resolve().parent == self.folder.resolve()
-        return readable(path.name if here else path)
+        """{name: path} of the logs, the newest first.  Many pages may ask, each every two seconds:
+        a folder with more files than are listed is searched at most once per second."""
+        if time.monotonic() < self.again:
+            return self.logs
+        dated = self.files()
+        self.again = time.monotonic() + SEARCH_EVERY if len(dated) > MOST_LOGS else 0.0
+        newest = {name: path for _, name, path in heapq.nlargest(MOST_LOGS, dated)}
+        files = {*newest.values()}
+        self.known = {path: value for path, value in self.known.items() if path in files}
+        self.logs = {name: path for name, path in newest.items() if self.latest(path) is not None}
+        return self.logs
 
     def latest(self, path):
-        """The latest step of a log; None if the file is not a log.  The page asks every two
-        seconds, so a file is read again only after it has changed."""
+        """The latest step of a log; None if the file is not a log.  A file is opened again only
+        after it has changed."""
         try:
-            with opened(path) as f:
-                s = os.fstat(f.fileno())
-                key = path, s.st_ino, s.st_size, s.st_mtime_ns
-                if key not in self.known:
-                    self.known[key] = latest_step(f, s.st_size) if is_log(f) else None
-                return self.known[key]
+            s = path.stat()
+            state = s.st_ino, s.st_size, s.st_mtime_ns
+            if self.known.get(path, (None, None))[0] != state:
+                with opened(path) as f:
+                    step = latest_step(f, s.st_size) if is_log(f) else None
+                self.known[path] = state, step
+            return self.known[path][1]
         except OSError:
             return None
 
@@ -115,8 +136,8 @@ class Runs:
     def read(self, name, start, gone=None):
         """The records from byte `start` on, and the byte at which to read next; None if there is no
         such log.  A log that is shorter than `start` was started anew, and is read from byte 0."""
-        path = self.paths().get(name)
-        if path is None:
+        path = self.logs.get(name) or self.paths().get(name)
+        if path is None or self.latest(path) is None:
             return None
         try:
             with opened(path) as f:
@@ -131,6 +152,6 @@ class Runs:
         if not whole and len(raw) == MOST_BYTES:         # skip a line longer than any record
             whole = raw
         end = start + len(whole)
-        records = map(record_in, whole.decode("utf-8", "replace").splitlines())
+        records = map(record_in, record_lines(whole.decode("utf-8", "replace")))
         return {"records": [r for r in records if r], "next": end, "anew": anew,
                 "more": end < size and bool(whole)}

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from bpe import need, read_bytes, reading, UserError
 from nanoeuler import counted, messages_in, MOST_SILENT, Pace, sha256_of, shown_logprobs, Speaker
 from nanoeuler_parts.files.logs import lock
-from nanoeuler_parts.files.texts import parse_json
+from nanoeuler_parts.files.texts import parse_json, record_lines
 
 # Each line of the file is JSON: a text, {"prompt": text} or {"messages": [{"role": .., "content":
 # ..}, ..]}.  An object may have further fields, which its answer keeps.  Blank lines are skipped.
@@ -19,7 +19,7 @@ from nanoeuler_parts.files.texts import parse_json
 def prompts_in(path, speaker, truncate):
     """[(record, ids)] of the lines of a file: the JSON object and the prompt's token ids"""
     with reading(path, "name a JSON lines file with --file"):
-        lines = read_bytes(path).splitlines()    # str would also split at U+2028
+        lines = record_lines(read_bytes(path))
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

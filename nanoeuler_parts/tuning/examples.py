@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bpe import need, read_bytes, reading
 from nanoeuler import PROMPT
-from nanoeuler_parts.files.texts import parse_json
+from nanoeuler_parts.files.texts import parse_json, record_lines
 from nanoeuler_parts.tuning.formats import (
     as_example, conversation, forms, is_blank, leading_systems, names_of, up_to_answer,
 )
@@ -142,7 +142,7 @@ def read_entries(path, remedy):
         if rows is not None:
             return [(f"example {i}", e) for i, e in enumerate(rows, 1)], digest
     entries = []
-    for i, line in enumerate(text.splitlines(), 1):
+    for i, line in enumerate(record_lines(text), 1):
         if line.strip():
             with reading(f"{path}, line {i}", remedy):
                 entries.append((f"line {i}", parse_json(line)))
