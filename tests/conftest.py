@@ -14,6 +14,7 @@ import types
 import zipfile
 from pathlib import Path
 
+import conditions
 import numba
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ def pytest_configure(config):
     the kernels of float32, as a user's process does.  A test that compiled one of their callees
     before that, say `matmul`, would have them link its own, which has other last bits."""
     modules()
+    config.pluginmanager.register(conditions)
     if "NANOEULER_BITS" in os.environ:       # of other widths, compiled anew and not kept
         return
     if not hasattr(config, "workerinput"):

@@ -1,0 +1,311 @@
+"""Blocks, warps and slices share their work without a gap and without an overlap, for sizes that
+nothing divides; operands of `mma` reach the lanes that multiply them; shared memory adds up. The
+functions of the kernels run as Python, with the constants of their modules."""
+import ast
+import importlib.util
+import inspect
+import itertools
+import textwrap
+from collections import Counter
+from types import CellType, FunctionType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+if importlib.util.find_spec("numba_cuda") is None:
+    pytest.skip("numba-cuda is not installed; it comes with the extra cuda",
+                allow_module_level=True)
+
+from dry_gpu import constants
+
+import nanoeuler_cuda as nc
+from nanoeuler_parts.tensor_cores import matmul, ptx, tiles
+from nanoeuler_parts.tensor_cores.matmul import ADD, STORE
+
+pytestmark = pytest.mark.gpu
+
+
+def as_python(function, **names):
+    """A device function as Python. names: what stands in for instructions of the GPU"""
+    code, outer = function.py_func.__code__, function.py_func.__closure__ or ()
+    cells = tuple(CellType(names.get(name, cell.cell_contents))
+                  for name, cell in zip(code.co_freevars, outer, strict=True))
+    plain = {"u32": int, "u64": int, "types": SimpleNamespace(int32=int, intp=int),
+             "quotient": lambda a, b: int(a) // int(b), "bit": lambda x, i: x >> i & 1}
+    return FunctionType(code, {**function.py_func.__globals__, **plain, **names}, closure=cells)
+
+
+# ---- loops of kernels
+def loop_of(kernel, target):
+    """(the assignments before the loop over `target`, its range), compiled"""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kernel.py_func)))
+    loop = next(node for node in ast.walk(tree) if isinstance(node, ast.For)
+                and getattr(node.target, "id", "") == target and "cuda" in needed(tree, node))
+    names = needed(tree, loop)
+    before = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)
+              and node.lineno < loop.lineno and {*stored(node)} & names]
+    before = ast.Module(sorted(before, key=lambda node: node.lineno), [])
+    return compile(before, "kernel", "exec"), compile(ast.Expression(loop.iter), "kernel", "eval")
+
+
+def stored(node):
+    return [x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)]
+
+
+def needed(tree, loop):
+    """The names on which the range of a loop depends"""
+    names = {x.id for x in ast.walk(loop.iter) if isinstance(x, ast.Name)}
+    for node in sorted((x for x in ast.walk(tree) if isinstance(x, ast.Assign)),
+                       key=lambda node: -node.lineno):
+        if node.lineno < loop.lineno and {*stored(node)} & names:
+            names |= {x.id for x in ast.walk(node.value) if isinstance(x, ast.Name)}
+    return names
+
+
+class Anything:
+    """Stands in for values on which no range depends"""
+    def __getattr__(self, name):
+        return self
+
+    def __call__(self, *args, **options):
+        return self
+
+    def __getitem__(self, key):
+        return self
+
+
+def iterations(kernel, target, grid, block, **names):
+    """Counter: how often all threads together run the loop over `target` with each value"""
+    before, values = loop_of(kernel, target)
+    found, three = Counter(), lambda x: tuple(np.resize([*np.atleast_1d(x), 1, 1][:3], 3))
+    (gx, gy, gz), (bx, by, bz) = three(grid), three(block)
+    axes = lambda x, y, z: SimpleNamespace(x=x, y=y, z=z)
+    outer = {**kernel.py_func.__globals__, **constants(kernel)}
+    for x, y, tx, ty in itertools.product(range(gx), range(gy), range(bx), range(by)):
+        cuda = SimpleNamespace(blockIdx=axes(x, y, 0), threadIdx=axes(tx, ty, 0),
+                               gridDim=axes(gx, gy, gz), blockDim=axes(bx, by, bz),
+                               grid=lambda n: x * bx + tx, gridsize=lambda n: gx * bx)
+        env = {**outer, "ctype": Anything(), "gradient_norm": lambda p: 1.0, **names, "cuda": cuda}
+        exec(before, env)
+        found.update(eval(values, env))
+    return found
+
+
+def array(*shape):
+    return SimpleNamespace(shape=shape, size=int(np.prod(shape)), dtype=Anything())
+
+
+SIZES = [1, 31, 529, 1597]
+
+
+@pytest.mark.parametrize("BT", SIZES)
+def test_each_row_is_in_one_partial_sum(BT):
+    """Of the gradients of gains and biases: GAIN_PARTS blocks share the rows."""
+    parts, C = nc.GAIN_PARTS, 40
+    _, norm = nc.rmsnorm_kernels(C, 4)
+    rows = Counter(range(BT))
+    assert iterations(norm, "bt", parts, (1, 3), x=array(BT, C)) == rows
+    assert iterations(nc.sum_columns_kernel, "t", parts, 1, x=array(BT, C),
+                      partial=array(parts, C)) == rows
+    assert iterations(nc.head_norm_backward_kernel(8), "t", parts, (1, nc.ROW_WARPS),
+                      rstd=array(BT, 3), dqkv=array(BT, 32),
+                      partial=array(parts * nc.ROW_WARPS, 16)) == rows
+
+
+@pytest.mark.parametrize("n", [4, 36, 1020, 4 * 1597])
+def test_each_entry_is_updated_once(n):
+    """Of matrices in Muon, and of the output of a norm: n numbers, W at once."""
+    W, parts = 4, 2
+    entries = Counter(range(0, n, W))
+    x = array(1, n // 2, 2)
+    known = dict(x=x, starts=[0], hyper=Anything(), p=x, m=x, squares=array(1, parts),
+                 partial=array(1))
+    for kernel in (nc.nesterov_kernel(W), nc.muon_kernel(W)):
+        assert iterations(kernel, "i", parts, 256, **known) == entries
+    assert iterations(nc.normalized_kernel(4, W), "i", 3, 64, y=array(n // 4, 4)) == Counter(
+        range(n // W))
+    N = 1 + int(n ** 0.5)
+    assert iterations(nc.polynomial_kernel, "i", parts, 256, x=array(1, N, N)) == Counter(
+        range(N * N))
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 8, 9, 255, 257, 1000])
+def test_each_token_is_looked_at_once(tokens):
+    """Eight warps share the tokens, 32 at a time: the last ones of a warp's eighth are fewer."""
+    kernel = nc.embedding_backward_kernel(1, 1)
+    source = inspect.getsource(kernel.py_func)
+    assert "i + lane < last" in source and "min(i + lane, last - 1)" in source
+    found = Counter()
+    for warp in range(8):
+        first, last = (eval(x, dict(warp=warp, groups=tokens)) for x in
+                       source.split("first, last = ")[1].split("\n")[0].split(", "))
+        found.update(i + lane for i in range(first, last, 32) for lane in range(32)
+                     if i + lane < last)
+    assert found == Counter(range(tokens))
+
+
+@pytest.mark.parametrize("n, window", [(1, 9), (7, 9), (100, 33), (300, 1000)])
+def test_each_key_has_one_score(n, window):
+    keys = Counter({t: nc.WARP for t in range(max(0, n - window), n)})   # all lanes of a warp
+    assert iterations(nc.attention_decode_kernel, "t", 1, 256, at=(5, n - 1), window=window,
+                      kc=array(1, 400, 8), scores=[0]) == keys
+
+
+# ---- pieces of a product
+@pytest.mark.parametrize("rows, columns", [(128, 128), (128, 256)])
+@pytest.mark.parametrize("M, N, K, splits", [
+    (1, 1, 1, 1), (128, 256, 64, 1), (129, 257, 65, 2), (40 * 128 + 1, 100, 1000, 3),
+    (17 * 128, 600, 640, 7), (33 * 128 - 5, 520, 64 * 13 - 1, 13)])
+def test_pieces_cover_each_tile_and_each_slice_once(rows, columns, M, N, K, splits):
+    tile_at = as_python(matmul.tile_at)
+    down, across, slices = -(-M // rows), -(-N // columns), -(-K // 64)
+    found = Counter()
+    for piece in range(down * across * splits):
+        m, n, first, end = map(int, tile_at(piece, M, N, K, splits, rows, columns))
+        assert splits > slices or first < end
+        found.update((m, n, k) for k in range(first, end))
+    assert found == Counter((m, n, k) for m in range(0, M, rows) for n in range(0, N, columns)
+                            for k in range(slices))
+    for before, after in zip(range(splits - 1), range(1, splits)):       # the order of the sums
+        *_, end = tile_at(before * down * across, M, N, K, splits, rows, columns)
+        *_, first, _ = tile_at(after * down * across, M, N, K, splits, rows, columns)
+        assert end == first
+
+
+# ---- operands of mma.sync
+def slice_in_memory(operand, source, mn0, k0):
+    """Shared memory, as 16-bit numbers, after 128 threads have copied a slice of source"""
+    memory, (rows, columns) = {}, source.shape
+    flat = source.ravel()
+
+    def copy(to, address, n_bytes):
+        assert to % 16 == 0 and address % 2 == 0 and n_bytes in (0, 16)
+        for i in range(8):
+            assert to + 2 * i not in memory, "two copies to one place"
+            memory[to + 2 * i] = flat[address // 2 + i] if n_bytes else 0
+
+    given = SimpleNamespace(shape=source.shape, strides=(2 * columns, 2))
+    swizzled = as_python(tiles.swizzled)
+    for thread in range(128):
+        first = as_python(operand.first_chunk, global_address=lambda x: 0, swizzled=swizzled,
+                          thread_id=lambda: thread)
+        address, to, r, c = first(given, mn0, k0)
+        as_python(operand.issue_loads, cp_async_or_zero=copy)(int(to), given, address, r, c)
+    assert sorted(memory) == [*range(0, 128 * 64 * 2, 2)]
+    return memory
+
+
+def fragments(operand, memory, mn0, s, transposed):
+    """Four registers, pairs of numbers, of each lane for each of four fragments"""
+    calls = []
+    swizzled = as_python(tiles.swizzled)
+    for lane in range(32):
+        own = []
+        start = as_python(operand.lane_start, lane_id=lambda: lane, swizzled=swizzled)(mn0)
+        load = as_python(operand.load_fragment, load=lambda out, j, row: own.append((j, int(row))))
+        for i in range(4):
+            load(None, int(start), i, s)
+        calls.append(own)
+    registers = np.zeros((32, 16, 2), int)
+    for i, each in enumerate(zip(*calls)):   # one ldmatrix of 32 lanes
+        for k in range(4):
+            matrix = np.array([[memory[each[8 * k + r][1] + 2 * c] for c in range(8)]
+                               for r in range(8)])
+            matrix = matrix.T if transposed else matrix
+            for lane in range(32):
+                registers[lane, each[lane][0] + k] = matrix[lane // 4, 2 * (lane % 4):][:2]
+    return registers
+
+
+@pytest.mark.parametrize("mn", [False, True])
+@pytest.mark.parametrize("of_a", [False, True])
+def test_fragments_are_those_that_mma_multiplies(of_a, mn):
+    """Lane l, r = l / 4 and c = 2 (l % 4): A has [r, c], [r + 8, c], [r, c + 8], [r + 8, c + 8], B
+    [c, r] and [c + 8, r] of eight columns, then of the next eight (docstring of `mma`)."""
+    operand = matmul.mma_operand(of_a, mn)
+    numbers = 1 + np.arange(128 * 64).reshape(128, 64)   # [row of A or column of B, k]
+    source = np.ascontiguousarray(numbers.T if mn else numbers)
+    memory = slice_in_memory(operand, source, 0, 0)
+    for s, mn0 in itertools.product(range(4), (0, 64)):
+        found = fragments(operand, memory, mn0, s, transposed=mn)
+        for lane, i in itertools.product(range(32), range(4)):
+            r, c = lane // 4, 2 * (lane % 4)
+            at = [(r, c), (r + 8, c), (r, c + 8), (r + 8, c + 8)] if of_a else [
+                (r, c), (r, c + 8), (r + 8, c), (r + 8, c + 8)]
+            want = [[numbers[mn0 + 16 * i + row, 16 * s + k + j] for j in (0, 1)] for row, k in at]
+            assert np.array_equal(found[lane, 4 * i:4 * i + 4], want), (s, mn0, lane, i)
+
+
+def test_a_slice_beyond_the_edge_is_zeros():
+    """A (100, 72): its last rows of the tile, and the last columns of its second slice."""
+    operand = matmul.mma_operand(True, False)
+    source = 1 + np.arange(100 * 72).reshape(100, 72)
+    memory = slice_in_memory(operand, source, 0, 64)
+    assert sorted(x for x in memory.values() if x) == sorted(source[:, 64:].ravel())
+
+
+# ---- shared memory
+def test_a_chunk_is_16_bytes_and_a_row_128():
+    """Of the 128-byte swizzle of the copy engine, and of ldmatrix"""
+    assert (tiles.CHUNK_BYTES, tiles.ROW_BYTES, tiles.CHUNKS_PER_ROW) == (16, 128, 8)
+    assert tiles.PANEL_BYTES == 64 * 128 and ptx.MBARRIER_BYTES == 8 and ptx.ALIGNMENT == 1024
+    swizzled = as_python(tiles.swizzled)
+    places = {int(swizzled(row, chunk)) for row in range(64) for chunk in range(32)}
+    assert places == {*range(0, 64 * 32 * 16, 16)}       # each place once
+    assert int(swizzled(5, 2)) == 5 * 128 + (2 ^ 5) * 16
+
+
+def test_shared_memory_of_products_adds_up():
+    a, b, sums = 128 * 64 * 2, 256 * 64 * 2, 64 * 256 * 2
+    assert matmul.MMA_SMEM == 3 * (a + a) + 1024
+    assert matmul.WGMMA_SMEM == 3 * (a + b) + 2 * sums + 2 * 3 * 8 + 1024
+    assert tiles.ONE_TILE_SMEM == 2 * 64 * 64 * 2 + 1024
+    assert 4 * 4 * 64 * 64 <= matmul.MMA_SMEM - 1024     # four warps stage 64 x 64 float32 sums
+
+
+@pytest.mark.parametrize("epilogue", [STORE, ADD])
+def test_the_parts_of_shared_memory_do_not_overlap(epilogue):
+    """Of the kernel for wgmma: three stages, two stagings, and 8 bytes for each of six barriers,
+    from the addresses that the kernel computes"""
+    kernel = matmul.wgmma_kernel(0, 0, epilogue, False, False)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kernel.py_func)))
+    env = {**kernel.py_func.__globals__, **constants(kernel), "u32": int, "dynamic_smem": lambda: 0}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and {*stored(node)} <= {"start", "staging", "full",
+                                                                "empty"}:
+            exec(compile(ast.Module([node], []), "kernel", "exec"), env)
+    barrier_of = as_python(env["barrier_of"])
+    parts = [(stage * int(matmul.STAGE_BYTES), 128 * 64 * 2 + 256 * 64 * 2) for stage in range(3)]
+    parts += [(env["staging"] + half * int(matmul.STAGING_BYTES), 64 * 256 * 2) for half in (0, 1)]
+    parts += [(int(barrier_of(kind, stage)), 8) for kind in (env["full"], env["empty"])
+              for stage in range(3)]
+    end = 0
+    for start, size in sorted(parts):
+        assert start >= end
+        end = start + size
+    assert end + ptx.ALIGNMENT <= matmul.WGMMA_SMEM
+
+
+@pytest.mark.parametrize("a_mn, b_mn", [*itertools.product((0, 1), (0, 1))])
+def test_a_barrier_expects_the_bytes_of_its_boxes(a_mn, b_mn):
+    """A box has 64 columns of bfloat16, and BK or all rows of the tile."""
+    known = constants(matmul.wgmma_kernel(a_mn, b_mn, STORE, False, False))
+    rows = known["a_loads"] * (64 if a_mn else 128) + known["b_loads"] * (64 if b_mn else 256)
+    assert rows * 64 * 2 == matmul.STAGE_BYTES
+
+
+def test_the_ring_visits_each_stage_in_turn():
+    kernel = matmul.wgmma_kernel(0, 0, STORE, False, False)
+    step, stage, phase, seen = as_python(constants(kernel)["advance"]), 0, 0, []
+    for _ in range(9):
+        seen.append((int(stage), int(phase)))
+        stage, phase = step(stage, phase)
+    assert seen == [(k % 3, k // 3 % 2) for k in range(9)]
+
+
+@pytest.mark.parametrize("tiles_, slices, blocks", [(96, 512, 132), (1, 7, 132), (5, 1, 46)])
+def test_splits_are_some_and_at_most_the_slices(tiles_, slices, blocks):
+    n = matmul.best_splits(tiles_, slices, matmul.WGMMA_TURN_TIME, blocks)
+    assert 1 <= n <= slices
+    if (tiles_, slices, blocks) == (96, 512, 132):       # the docstring's example
+        assert n == 4
