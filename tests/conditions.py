@@ -19,6 +19,7 @@ import functools
 import os
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +54,12 @@ def operands(node):
 @functools.cache
 def conditions(path):
     """The Conditions of a file, the innermost last"""
-    found = []
+    found, known = [], Counter()
+
+    def named(key):
+        """A text that occurs twice in a function gets a number."""
+        known[key] += 1
+        return key if known[key] == 1 else f"{key}  ({known[key]})"
 
     def visit(node, function):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -61,7 +67,7 @@ def conditions(path):
         if isinstance(node, ast.Call) and node.args and (
                 getattr(node.func, "id", getattr(node.func, "attr", "")) in CHECKS):
             found.append(Condition(node.lineno, node.end_lineno, [
-                (f"{path} {function}: {ast.unparse(part)}", expression(part))
+                (named(f"{path} {function}: {ast.unparse(part)}"), expression(part))
                 for part in operands(node.args[0])]))
         for child in ast.iter_child_nodes(node):
             visit(child, function)
@@ -75,7 +81,7 @@ def expression(node):
 
 
 def all_operands():
-    """The keys of all operands that are constants in no case"""
+    """The keys of all operands of the programs, but those that only a GPU reaches"""
     files = [ROOT / name for name in ("bpe.py", "nanoeuler.py")]
     files += sorted((ROOT / "nanoeuler_parts").rglob("*.py"))
     names = [str(path.relative_to(ROOT)) for path in files]
@@ -110,7 +116,7 @@ def record(frame, known):
               if x.first <= frame.f_lineno <= x.last]
     names = {**frame.f_globals, **frame.f_locals}
     parts = around[-1].operands
-    [key, *_] = [key for key, code in parts if len(parts) == 1 or not eval(code, names)]
+    key = next(key for key, code in parts if len(parts) == 1 or not eval(code, names))
     if key not in known:
         known.add(key)
         with open(os.environ[SEEN], "a", encoding="utf-8") as f:

@@ -14,6 +14,7 @@ import types
 import zipfile
 from pathlib import Path
 
+import children
 import conditions
 import numba
 import numpy as np
@@ -34,7 +35,9 @@ def pytest_configure(config):
     """Fills the cache once, before xdist starts its workers, in other processes; then each loads
     the kernels of float32, as a user's process does.  A test that compiled one of their callees
     before that, say `matmul`, would have them link its own, which has other last bits."""
+    assert Path(ne.__file__).is_relative_to(ROOT), f"the tests of {ROOT} would test {ne.__file__}"
     modules()
+    config.pluginmanager.register(children)
     config.pluginmanager.register(conditions)
     if "NANOEULER_BITS" in os.environ:       # of other widths, compiled anew and not kept
         return

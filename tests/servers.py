@@ -4,10 +4,10 @@ import contextlib
 import http.client
 import json
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
+from children import until
 from helpers import TINY, random_flat
 from models import CHATML, write
 
@@ -41,7 +41,7 @@ def serving(*files, decoder=ne.Decoder, **options):
     with serve.listening(options) as s:
         server = serve.build(Models([*map(str, files)], decoder, options), options)
         http = serve.Uvicorn(server)
-        thread = threading.Thread(target=lambda: asyncio.run(http.serve(sockets=[s])))
+        thread = threading.Thread(target=lambda: asyncio.run(http.serve(sockets=[s])), daemon=True)
         thread.start()
         try:
             until(lambda: http.started)
@@ -51,14 +51,6 @@ def serving(*files, decoder=ne.Decoder, **options):
             thread.join(200)
             server.models.close()
             assert server.models.ended(200) and not thread.is_alive()
-
-
-def until(holds, seconds=200):
-    """Waits for what must happen; the deadline is for a machine that does much else, too."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.002)
 
 
 def send(address, method, path, body=None, headers=None):

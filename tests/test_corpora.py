@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from children import until
 from helpers import FAST, TEXT, command, needs, never, refused, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -211,9 +212,9 @@ def test_a_large_document_is_sampled_without_copies(monkeypatch):
     """Copies of the rest for each block would take a minute here."""
     sample = Excerpt()
     sample.size = 16
-    began = time.perf_counter()
+    began = time.process_time()              # of this process alone, on however busy a machine
     sample.add(b"x" * (4 << 20))
-    assert time.perf_counter() - began < 9 and sample.n == 4 << 20
+    assert time.process_time() - began < 9 and sample.n == 4 << 20
 
 
 @given(n=st.integers(0, 5000), piece=st.integers(1, 700), cut=st.integers(1, 5000))
@@ -484,9 +485,7 @@ def test_a_killed_run_continues_its_tokens(folder, tmp_path, capsys):
     args = "train", "--data", folder, *FAST, "--steps", "1", "--holdout", "0.001"
     with subprocess.Popen(command(*args, "--out", tmp_path / "a.bin"), stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE) as killed:
-        end = time.monotonic() + 200
-        while not [*tmp_path.glob("*.tokens.part.json")] and time.monotonic() < end:
-            time.sleep(0.01)
+        until(lambda: [*tmp_path.glob("*.tokens.part.json")])
         killed.send_signal(signal.SIGKILL)
     journal = json.loads(next(tmp_path.glob("*.part.json")).read_text("utf-8"))
     assert journal["chunks"] == 1

@@ -83,7 +83,7 @@ def save_in_turns(files, order):
             setattr(File, name, in_turn(getattr(File, name)))
         File.save(i, f"code of {i}")
 
-    threads = [threading.Thread(target=process, args=x) for x in enumerate(files)]
+    threads = [threading.Thread(target=process, args=x, daemon=True) for x in enumerate(files)]
     for thread in threads:
         thread.start()
     for i in order:
@@ -173,7 +173,7 @@ def test_two_processes_that_compile_at_once_lose_no_kernel(module, name, tmp_pat
     """One saves while the other has read the index and not yet written it."""
     Cache = getattr(importlib.import_module(module), name)
     first, second = (Cache(str(tmp_path), "kernel", 1.0) for _ in range(2))
-    other = threading.Thread(target=second.save, args=(1, "code of 1"))
+    other = threading.Thread(target=second.save, args=(1, "code of 1"), daemon=True)
     save_index = first._save_index
 
     def late(index):

@@ -49,7 +49,9 @@ def loop_of(kernel, target):
 
 
 def stored(node):
-    return [x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)]
+    """The names that an assignment gives a value"""
+    return [x.id for x in ast.walk(node)
+            if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)]
 
 
 def needed(tree, loop):
@@ -175,8 +177,7 @@ def test_pieces_cover_each_tile_and_each_slice_once(rows, columns, M, N, K, spli
 # ---- operands of mma.sync
 def slice_in_memory(operand, source, mn0, k0):
     """Shared memory, as 16-bit numbers, after 128 threads have copied a slice of source"""
-    memory, (rows, columns) = {}, source.shape
-    flat = source.ravel()
+    memory, flat, columns = {}, source.ravel(), source.shape[1]
 
     def copy(to, address, n_bytes):
         assert to % 16 == 0 and address % 2 == 0 and n_bytes in (0, 16)
@@ -207,7 +208,7 @@ def fragments(operand, memory, mn0, s, transposed):
             load(None, int(start), i, s)
         calls.append(own)
     registers = np.zeros((32, 16, 2), int)
-    for i, each in enumerate(zip(*calls)):   # one ldmatrix of 32 lanes
+    for each in zip(*calls):                 # one ldmatrix of 32 lanes
         for k in range(4):
             matrix = np.array([[memory[each[8 * k + r][1] + 2 * c] for c in range(8)]
                                for r in range(8)])

@@ -1,7 +1,6 @@
 """Work that the GPU program gives to several processes."""
 import operator
 import os
-import time
 
 import pytest
 
@@ -38,7 +37,5 @@ def test_an_error_of_a_process_is_raised(jobs):
 
 
 def test_a_process_that_dies_is_reported():
-    start = time.monotonic()
     with pytest.raises(ne.UserError, match="--jobs 1"), processes(2, os.getpid) as submit:
         [submit(os._exit, 3) for _ in range(2)][1].result()
-    assert time.monotonic() - start < 60

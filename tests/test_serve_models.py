@@ -117,7 +117,7 @@ def test_turns_are_taken_in_the_order_of_arrival():
         with turns:
             order.append("b")
 
-    threads = [threading.Thread(target=target) for target in (again_and_again, once)]
+    threads = [threading.Thread(target=target, daemon=True) for target in (again_and_again, once)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numba
 import pytest
+from children import until
 from helpers import ROOT, complains, copy_parts, nanoeuler, needs, never, ok, refused, with_kernels
 from numba import complex64, float32
 from numba.core import caching
@@ -428,12 +429,15 @@ def test_ctrl_c_ends_all_that_compile(terminal, tmp_path):
         process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=said,
                                    stderr=said, start_new_session=True,
                                    env=dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path / "cache")))
-    parts, end = [], time.monotonic() + 240
+    parts = []
+
+    def two_compile():                       # not while they start
+        assert process.poll() is None
+        parts[:] = children(process.pid)
+        return len([pid for pid in parts if compiles(pid)]) >= 2
+
     try:
-        while len([pid for pid in parts if compiles(pid)]) < 2:          # not while they start
-            assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.01)
-            parts = children(process.pid)
+        until(two_compile)
         time.sleep(0.5)                      # nor before `wait_for` waits for the last one
         (os.killpg if terminal else os.kill)(process.pid, signal.SIGINT)
         assert process.wait(timeout=60) == 130

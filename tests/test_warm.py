@@ -3,10 +3,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import warm
+from children import until
 
 pytestmark = [pytest.mark.cli, pytest.mark.skipif(sys.platform != "linux", reason="Linux")]
 PROGRAM = """
@@ -64,10 +64,9 @@ def test_a_signal_reaches_it(number, program, monkeypatch):
                                    stderr=subprocess.PIPE, text=True)
         signal.signal(signal.SIGINT, before)             # ignores it, and a child inherits that
         assert process.stdout.readline().startswith("__main__")
-        began = time.monotonic()
         process.send_signal(number)
         _, said = process.communicate(timeout=30)
-        assert process.returncode == -number and time.monotonic() - began < 30
+        assert process.returncode == -number
         assert ("KeyboardInterrupt" in said) == (number == signal.SIGINT)
 
 
@@ -84,7 +83,4 @@ def test_who_waits_ends_with_who_started_it(program):
     said = subprocess.run([sys.executable, "-c", code, os.path.dirname(warm.__file__), program],
                           capture_output=True, text=True, timeout=60)
     [pid] = map(int, said.stdout.split())
-    end = time.monotonic() + 30
-    while os.path.exists(f"/proc/{pid}") and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not os.path.exists(f"/proc/{pid}")
+    until(lambda: not os.path.exists(f"/proc/{pid}"))

@@ -96,6 +96,11 @@ def wait(name, program, *modules):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for module in modules:
         importlib.import_module(module)
+    if "NANOEULER_CONDITIONS" in os.environ and "bpe" in sys.modules:    # see conditions.py
+        sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+        import conditions
+        conditions.watch(sys.modules["bpe"].UserError)
+        sys.path.pop()
     from numba.core.registry import cpu_target
     cpu_target.target_context.refresh()      # as the first kernel would: a fifth of a second
     sys.path[0] = os.path.dirname(program)   # as Python sets it for a script
