@@ -31,6 +31,9 @@ TINY = ne.Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=2, n_hidde
 FAST = ("--seq-len", "16", "--vocab-size", "280", "--batch", "64", "--threads", "1", "--warmup",
         "2")
 
+# the fields of Config that add tensors to a model without them
+EVERY_TENSOR = dict(qkv_bias=True, qk_norm=True)
+
 # Where CI is set, tests may be skipped for these reasons only: a skipped test proves nothing.
 MAY_BE_SKIPPED = (
     "This program needs an NVIDIA GPU",      # tests/test_gpu.py, tests/test_gpus.py
@@ -156,6 +159,14 @@ def replace_everywhere(monkeypatch, name, value):
 def present(params):
     """{name: array} of the tensors that a model has.  The others are empty in Params."""
     return {name: x for name, x in params._asdict().items() if x.size}
+
+
+def full_table(cfg):
+    """The param_table of a model with every optional tensor: none is empty, so that a test over the
+    table leaves none out."""
+    table = ne.param_table(cfg)
+    assert not [x.name for x in table if x.start == x.end], "add EVERY_TENSOR to cfg"
+    return table
 
 
 def random_flat(cfg, seed, dtype=np.float64, scale=0.3):

@@ -65,6 +65,12 @@ MUTANTS = {
     "head gain, other entries": ("h * D + i0", "h * D"),
     "norms of heads before RoPE's gradient": ("if p.q_norm.size:                    # norms",
                                               "if False:                            # norms"),
+    # with one of the two features, where a test of both would find nothing
+    "biases learn only beside norms": ("if p.qkv_bias.size:\n            for c0",
+                                       "if p.q_norm.size:\n            for c0"),
+    "norms learn only beside biases": ("if p.q_norm.size:                    # norms",
+                                       "if p.qkv_bias.size:                  # norms"),
+    "the gradient without a window": ("c.window, g0, g1, s)", "T, g0, g1, s)"),
     "swiglu, gate": ("sigma * (one + z * (one - sigma))", "sigma * (one + z * sigma)"),
     "swiglu, up": ("rounded(row[f] * z * sigma", "rounded(row[f] * sigma"),
     "cross-entropy without the target": ("row[y] -= scale", "row[y] -= 0"),
@@ -129,6 +135,10 @@ def programs():
     check.CASES = [check.Case("untied", small, 6, (1, 1)),
                    check.Case("tied", {**small, "tie_embeddings": True}, 5, (2,)),
                    check.Case("preferences", small, 6, (1, 3), pairs=True),
+                   *(check.Case(name, {**small, "n_mtp": 1, "head_dim": D, **feature}, 6, (1, 1))
+                     for name, D, feature in (("biases", 2, {"qkv_bias": True}),
+                                              ("norms of q and k", 6, {"qk_norm": True}),
+                                              ("a window", 2, {"window": 3}))),
                    check.Case("biases, norms of q and k, a window", {
                        **small, "head_dim": 6, "qkv_bias": True, "qk_norm": True, "window": 3,
                        "n_mtp": 1}, 6, (1, 1))]

@@ -7,8 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import (ROOT, TINY, complains, nanoeuler, needs, ok, put_together, random_flat,
-                     refused, replace_everywhere, run, take_apart)
+from helpers import (EVERY_TENSOR, ROOT, TINY, complains, full_table, nanoeuler, needs, ok,
+                     put_together, random_flat, refused, replace_everywhere, run, take_apart)
 
 import bpe
 import nanoeuler as ne
@@ -114,11 +114,12 @@ def test_safetensors_reads_llama_tensors(tied, tmp_path):
     """The library that everyone uses sees the names, shapes and values of a LlamaForCausalLM."""
     safetensors = needs("safetensors.numpy")
     from dataclasses import replace
-    cfg, path = replace(TINY, tie_embeddings=tied, n_mtp=3), tmp_path / "a.bin"
+    cfg = replace(TINY, tie_embeddings=tied, n_mtp=3, **EVERY_TENSOR)
+    path = tmp_path / "a.bin"
     tokenizer = bpe.train(b"to be or not to be, that is the question", cfg.vocab_size)
     flat = random_flat(cfg, 2, np.float32)
     ne.write_checkpoint(str(path), cfg, tokenizer, ne.State(), flat, (flat, flat))
-    p, want = ne.views(flat, ne.param_table(cfg)), {}
+    p, want = ne.views(flat, full_table(cfg)), {}
     C, D, V, F = cfg.n_embd, cfg.head_dim, cfg.vocab_size, cfg.n_hidden
     q, kv = cfg.n_head * D, cfg.n_kv_head * D
     for l in range(cfg.n_layer):
@@ -132,6 +133,11 @@ def test_safetensors_reads_llama_tensors(tied, tmp_path):
         want[name + "mlp.down_proj.weight"] = p.down[l]
         want[name + "input_layernorm.weight"] = p.attn_norm[l]
         want[name + "post_attention_layernorm.weight"] = p.mlp_norm[l]
+        want[name + "self_attn.q_proj.bias"] = p.qkv_bias[l, :q]
+        want[name + "self_attn.k_proj.bias"] = p.qkv_bias[l, q:q + kv]
+        want[name + "self_attn.v_proj.bias"] = p.qkv_bias[l, q + kv:]
+        want[name + "self_attn.q_norm.weight"] = p.q_norm[l]
+        want[name + "self_attn.k_norm.weight"] = p.k_norm[l]
     want["model.embed_tokens.weight"], want["model.norm.weight"] = p.wte, p.final_norm
     heads = (["lm_head.weight"] if not tied else []) + ["mtp.1.weight", "mtp.2.weight"]
     want.update(zip(heads, p.lm_head))

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
+from children import PATIENCE
 from helpers import FAST, ROOT, TEXT, complains, nanoeuler, needs, ok
 
 for package in ("duckdb", "huggingface_hub", "pooch", "tqdm"):
@@ -142,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data[:len(data) // 2])
         if "silent" in mood:                 # until the test is over
             server.halfway.set()
-            server.go_on.wait(60)
+            server.go_on.wait(PATIENCE)
         if "drop" in mood:                   # rudely, in the middle
             self.close_connection = True
         else:
@@ -460,7 +461,7 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and limits o
 def test_after_a_stopped_run_the_next_one_finishes(server, tmp_path, sent, status):
     server.moods = ["silent", "ok"]
     process = start(server, tmp_path)
-    assert server.halfway.wait(60)
+    assert server.halfway.wait(PATIENCE)
     process.send_signal(sent)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == status

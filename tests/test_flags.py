@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import FAST, TINY, nanoeuler, never, ok, random_flat, refused, run, told
+from helpers import FAST, ROOT, TINY, nanoeuler, never, ok, random_flat, refused, run, told
 from numba import config, get_num_threads, set_num_threads
 
 import nanoeuler as ne
@@ -129,6 +129,29 @@ def test_a_prompt_may_look_like_a_flag(copy, monkeypatch, capsys):
     monkeypatch.chdir(copy)
     args = ["generate", "--tokens", "0", "--threads", "1", "--", "--help", "nanoeuler.bin"]
     assert ne.main(args) == 0 and capsys.readouterr().out == "--help\n"
+
+
+# ---- files that lie beside the program, and not here
+ELSEWHERE = [
+    ("train", "--data", "README.md"), ("train", "--data", "data/instructions.json"),
+    ("train", "--data", "shakespeare.txt"), ("train", "--init", "data/model.bin"),
+    ("sft", "--data", "data/shakespeare.txt"), ("sft", "--data", "README.md"),
+    ("sft", "--data", "data/preferences_sample.jsonl"), ("sft", "data/model.bin"),
+    ("dpo", "--data", "data/instructions.json"), ("dpo", "--data", "README.md"),
+    ("dpo", "data/model.bin"), ("chat", "data/model.bin"), ("serve", "data/model.bin"),
+    ("generate", "A", "data/model.bin"), ("generate", "--file", "README.md"),
+    ("lens", "A", "data/model.bin"), ("eval", "--data", "data/shakespeare.txt"),
+    ("eval", "--questions", "data/instructions.json"), ("info", "data/model.bin"),
+    ("export", "data/model.bin", "folder"), ("quantize", "data/model.bin", "a.bin"),
+    ("import", "data", "a.bin"), ("import", "data/model.bin", "a.bin"), ("plot", "README.md")]
+
+
+@pytest.mark.parametrize("args", ELSEWHERE, ids=" ".join)
+def test_a_file_beside_the_program_is_not_one_here(args, elsewhere, capsys):
+    """Only the default of a flag is also looked for there."""
+    name = next(x for x in reversed(args) if (ROOT / x).exists() or x == "shakespeare.txt")
+    refused(capsys, *args, words=[name])
+    assert os.listdir() == []
 
 
 # ---- what is said of wrong ones

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import TEXT, needs, present, random_flat, told
+from helpers import EVERY_TENSOR, TEXT, full_table, needs, present, random_flat, told
 from numba import config, set_num_threads
 from oracles import naive
 
@@ -366,8 +366,9 @@ def test_heads_that_cannot_be(changes, words):
 
 
 def test_views_share_the_buffer_and_cover_it():
-    flat = np.arange(ne.n_params(BASE), dtype=float)
-    p = ne.views(flat, ne.param_table(BASE))
+    cfg = replace(BASE, **EVERY_TENSOR)
+    flat = np.arange(ne.n_params(cfg), dtype=float)
+    p = ne.views(flat, full_table(cfg))
     assert np.array_equal(np.concatenate([x.ravel() for x in p]), flat)
     p.down[1, 2, 3] = -1
     assert (flat == -1).sum() == 1
@@ -375,7 +376,8 @@ def test_views_share_the_buffer_and_cover_it():
 
 def test_the_parts_of_the_parameters():
     """What decays, what is packed and what is a gain, as the table has them."""
-    table, packed = ne.param_table(BASE), ne.panel_shapes(BASE, np.float32, False)
+    cfg = replace(BASE, **EVERY_TENSOR)
+    table, packed = full_table(cfg), ne.panel_shapes(cfg, np.float32, False)
     assert [x.name for x in table if x.std is None] == list(ne.Params._fields[ne.VECTORS])
     assert [x.name for x in table if x.std] == list(ne.Params._fields[ne.MATRICES])
     assert (*ne.Params._fields[ne.PACKED], "lm_head") == packed._fields
@@ -385,8 +387,8 @@ def test_the_parts_of_the_parameters():
 @pytest.mark.parametrize("tied, n_mtp", [(False, 3), (True, 3), (True, 1)])
 def test_the_table_covers_the_buffer_and_what_is_treated_alike_is_a_slice(tied, n_mtp):
     """Kernels are told where decay ends, and Muon's part: both are slices only in this order."""
-    cfg = replace(BASE, tie_embeddings=tied, n_mtp=n_mtp)
-    table = ne.param_table(cfg)
+    cfg = replace(BASE, tie_embeddings=tied, n_mtp=n_mtp, **EVERY_TENSOR)
+    table = ne.param_table(cfg) if tied and n_mtp == 1 else full_table(cfg)  # one has no lm_head
     assert [x.start for x in table] == [0, *(x.end for x in table[:-1])]
     choices = [lambda x: x.decays, *(lambda x, of=of: x.optimizer == of
                                      for of in ("adamw_embedding", "muon", "adamw"))]
@@ -402,10 +404,12 @@ def test_the_table_covers_the_buffer_and_what_is_treated_alike_is_a_slice(tied, 
 
 
 def test_init_is_random_of_the_stated_size_and_repeats():
-    cfg = ne.PRESETS["small"]
-    p = ne.views(ne.init_params(cfg, 3), ne.param_table(cfg))
-    for x, (name, _, std, *_) in zip(p, ne.param_table(cfg)):
-        assert np.all(x == 1) if std is None else abs(x.std() / std - 1) < 0.02, name
+    cfg = replace(ne.PRESETS["small"], **EVERY_TENSOR)
+    table = full_table(cfg)
+    p = ne.views(ne.init_params(cfg, 3), table)
+    for x, (name, _, std, *_) in zip(p, table, strict=True):
+        constant = 0 if name == "qkv_bias" else 1
+        assert np.all(x == constant) if std is None else abs(x.std() / std - 1) < 0.02, name
         assert std is None or abs(x.mean()) < 5 * std / math.sqrt(x.size), name
     assert np.array_equal(ne.init_params(cfg, 3), ne.init_params(cfg, 3))
     assert not np.array_equal(ne.init_params(cfg, 3), ne.init_params(cfg, 4))

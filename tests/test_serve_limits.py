@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import select
 import signal
 import socket
@@ -11,14 +12,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from children import PATIENCE
 from helpers import ROOT, complains, nanoeuler, needs
 from models import write
 from servers import CFG, chat_model, post, send, serving, until
 
 import nanoeuler as ne
+from nanoeuler_parts.serve import protocol
 from nanoeuler_parts.serve.verb import Serving
 
 pytestmark = pytest.mark.cli
@@ -110,6 +116,68 @@ def test_as_little_as_possible_is_forgotten(there):
     assert len(seen) > 10
 
 
+LONGEST = 10                 # characters of the longest token, xxxxxxxxxx
+
+
+class ByLength(protocol.Reader):
+    """A reader whose texts have few tokens for their characters, or many. Its estimates count
+    characters, and what decides is the number of tokens."""
+
+    def __init__(self, template=""):
+        self.length, self.longest, self.speaker = 40, LONGEST, SimpleNamespace(
+            template=template, tokenizer=SimpleNamespace(encode_whole=self.encoded))
+
+    @staticmethod
+    def encoded(text):
+        return np.array(re.findall(f"x{{1,{LONGEST}}}|.", text))
+
+    def ids_of_messages(self, messages, state=None):
+        if self.speaker.template:            # Alpaca's has the last question alone
+            messages = messages[max(i for i, m in enumerate(messages) if m[0] == "user"):]
+        return [x for _, text in messages for x in self.encoded(text).tolist()]
+
+
+def whole_or_refused(reader, ids):
+    """What there is without an estimate: the ids, if they fit into the context"""
+    return ids if len(ids) <= reader.length else "context_length_exceeded"
+
+
+def answered(function, *args):
+    try:
+        return function(*args)
+    except protocol.Refusal as e:
+        return e.code
+
+
+def test_an_estimate_by_characters_decides_nothing():
+    """Between what surely fits and what surely does not, texts are drawn of every length: around a
+    quarter less than the context, and around all of it, with long tokens and with short ones."""
+    gone, rng, seen = threading.Event(), random.Random(7), Counter()
+    word = lambda: rng.choice(("x" * LONGEST, "x", "y")) * rng.choice((1, 1, 2, 5, 25, 30, 35, 40))
+    for _ in range(3000):
+        reader = ByLength(rng.choice(("", ne.ALPACA)) if rng.random() < 0.3 else "")
+        said = [("system", word())] * rng.randrange(2) + [
+            (rng.choice(("user", "assistant")), word()) for _ in range(rng.randrange(4))]
+        said += [("user", word())] + [("assistant", word())] * (rng.random() < 0.2)
+        want = whole_or_refused(reader, reader.ids_of_messages(said))
+        found = answered(reader.conversation, said, False, gone)
+        assert found == ((want, 0) if isinstance(want, list) else want), said
+        prompt = "".join(text for _, text in said)
+        want = whole_or_refused(reader, reader.encoded(prompt).tolist())
+        assert answered(reader.ids_of, prompt, "", gone) == want, said
+
+        reader.speaker.template = ""
+        first = said[0][0] == "system"
+        starts = [i for i in range(first, len(said)) if i == first or said[i][0] == "user"]
+        kept = [reader.ids_of_messages(said[:first] + said[i:]) for i in starts]
+        k = next((k for k, ids in enumerate(kept) if len(ids) <= 30), len(kept) - 1)
+        want = whole_or_refused(reader, kept[k])
+        found = answered(reader.conversation, said, True, gone)
+        assert found == ((want, starts[k] - first) if isinstance(want, list) else want), said
+        seen[type(want).__name__, len(kept[k]) > 30, k > 0] += 1
+    assert len(seen) >= 5 and min(seen.values()) > 20, seen
+
+
 def test_a_client_that_leaves_frees_the_tokenizer(there, monkeypatch):
     """What it waits for is not begun; what was begun stops at its next text."""
     address, server = there
@@ -118,7 +186,7 @@ def test_a_client_that_leaves_frees_the_tokenizer(there, monkeypatch):
     def slow(template, messages, *args):
         texts.append(len(messages))
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE)
         return original(template, messages, *args)
 
     monkeypatch.setattr(ne, "chat_ids", slow)
@@ -126,7 +194,7 @@ def test_a_client_that_leaves_frees_the_tokenizer(there, monkeypatch):
     left = server.requests.left
     running, waiting = connected(address), connected(address)
     running.sendall(request_of(CHAT, long))
-    assert begun.wait(60)
+    assert begun.wait(PATIENCE)
     waiting.sendall(request_of(CHAT, {**long, "messages": HELLO}))
     until(lambda: server.tokenizer.waiting == 2)
     waiting.close()
@@ -145,7 +213,7 @@ def test_the_queue_of_the_tokenizer_has_an_end(there, monkeypatch):
     go_on, original = threading.Event(), ne.chat_ids
 
     def slow(*args):
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE)
         return original(*args)
 
     monkeypatch.setattr(ne, "chat_ids", slow)
@@ -180,14 +248,14 @@ def test_nobody_waits_while_the_trajectory_is_compiled(file, monkeypatch):
     def compile_slowly(parts):
         threads.append(threading.current_thread().name)
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE)
 
     monkeypatch.setattr("nanoeuler_parts.serve.explain.fill_cache", lambda parts: None)
     with serving(file) as (address, _), ThreadPoolExecutor(1) as pool:
         monkeypatch.setattr("nanoeuler_parts.serve.explain.fill_cache", compile_slowly)
         body = {"tokens": [1, 2, 3], "chosen": 7, "trajectory": True}
         asked = pool.submit(post, address, "/api/explain", body)
-        assert begun.wait(60)
+        assert begun.wait(PATIENCE)
         assert post(address, TEXT, {"prompt": "a", "max_tokens": 30})[0] == 200
         assert post(address, "/api/explain", {**body, "trajectory": False})[0] == 200
         assert not asked.done()
@@ -529,7 +597,7 @@ def test_sigterm_ends_a_server_whose_thread_never_returns(file, tmp_path, plante
         s.sendall(request_of(path, body))
         time.sleep(0.3)                      # it may be sent at any moment: this is a likely one
         os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
         assert "ended after 1 request" in process.stdout.read()
         assert "Traceback" not in process.stderr.read()
 
@@ -551,7 +619,7 @@ def test_the_end_is_told(file, tmp_path):
         received = b""
         while piece := s.recv(1 << 16):
             received += piece
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
         if b"[DONE]" not in received:
             assert b"the server ended before this answer was complete" in received
         assert "ended after 1 request" in process.stdout.read()

@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from children import PATIENCE
 from helpers import ROOT, complains, nanoeuler, needs
 from models import write
 from servers import CFG, chat_model, post, send, serving, until
@@ -113,7 +114,7 @@ def test_turns_are_taken_in_the_order_of_arrival():
                 order.append("a")
 
     def once():
-        assert entered.wait(60)
+        assert entered.wait(PATIENCE)
         with turns:
             order.append("b")
 
@@ -200,7 +201,7 @@ def slow_reading(monkeypatch):
     def slow(path, **more):
         names.append(os.path.basename(path))
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE)
         return original(path, **more)
 
     with monkeypatch.context() as patch:
@@ -216,7 +217,7 @@ def test_a_model_is_loaded_once_while_others_answer(files, monkeypatch, alone):
             slow_reading(monkeypatch) as (begun, go_on, names):
         waiting = [pool.submit(text_of, address, "second", "abc", max_tokens=9, seed=i)
                    for i in range(3)]
-        assert begun.wait(60)
+        assert begun.wait(PATIENCE)
         assert text_of(address, "first", "abc", max_tokens=9, seed=1) == alone(
             "first", "abc", tokens=9, seed=1)
         assert post(address, "/api/explain", {"tokens": [1, 2]})[0] == 200
@@ -242,7 +243,7 @@ def test_a_client_that_leaves_does_not_stop_the_loading(files, monkeypatch, alon
         with socket.create_connection((host, int(port))) as s:
             s.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: "
                       b"application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(raw), raw))
-            assert begun.wait(60)
+            assert begun.wait(PATIENCE)
         until(lambda: server.requests.left == 1 and not server.loads)
         go_on.set()
         until(lambda: cards(address)["second"]["loaded"])
