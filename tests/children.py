@@ -25,7 +25,7 @@ def patient(method):
 
 
 class Child(subprocess.Popen):
-    """What subprocess.Popen is during the tests"""
+    """Replaces subprocess.Popen during the tests."""
     communicate = patient(subprocess.Popen.communicate)
     wait = patient(subprocess.Popen.wait)
 

@@ -16,11 +16,11 @@ are the kinds:
 
 Each bug is applied to a copy of the tree in a temporary folder, with the compiled kernels of this
 tree. Kernels that the change can reach are compiled again, all others are kept. Then the quick
-tests run (all but those marked `slow`), file by file, in the order in which they are likely to find
-the bug: test files that name the changed function, its callers or its file come first, where a rare
-name counts more than a frequent one; files that import the changed module come before the others.
-The first failing test ends the run. It counts only if it passes without the bug, so that a busy
-machine makes no bug look found. A bug that exceeds its limit of time counts as found, too.
+tests run, which are all that are not marked `slow`. Test files that name the changed function, its
+callers or its file come first, because they are likely to find the bug. A rare name counts more
+than a frequent one. The first failing test ends the run. It counts only if it passes without the
+bug, so that a busy machine makes no bug look found. A bug that exceeds its limit of time counts as
+found, too.
 
 A survivor is printed with its file, line and difference. Whether it is an equivalent program, which
 no test can tell apart, is for the reader to decide. `--files` limits the number of test files per
@@ -205,7 +205,7 @@ def is_none(node):
 
 
 def is_text(node):
-    """A docstring, a message, or a call that only makes one; f-strings have no positions."""
+    """Is this a docstring or a message? Python 3.11 gives f-strings no positions."""
     return isinstance(node, ast.JoinedStr) or (
         isinstance(node, ast.Constant) and isinstance(node.value, str)) or (
         isinstance(node, ast.Expr) and is_text(node.value))
@@ -223,7 +223,7 @@ def product(gpu):
 
 
 def draw(names, n, seed):
-    """n changes. names: files, with lines behind a colon where only those are meant"""
+    """Returns n changes. names: files, or FILE:FIRST-LAST for some of their lines"""
     lines, sources = [], {}
     for name in names:
         path, _, span = name.partition(":")
@@ -250,7 +250,7 @@ class Names:
     more than really happens, as two methods may share a name."""
 
     def __init__(self):
-        self.users = {}                      # name -> names of those that use it
+        self.users = {}                      # name -> names of its users
         self.spans = {}                      # path -> [(first line, last line, name)]
         for path in [*product(True), *product(False)]:
             tree = ast.parse((ROOT / path).read_bytes())
@@ -345,8 +345,8 @@ def words_of(path):
 
 
 def ordered(change, names):
-    """The test files, the likeliest to find the change first: names that few of them have count
-    most, and the farther a name is from the change the less."""
+    """The test files, the most likely to find the change first. A name that few files contain
+    counts more, and a name that is farther from the change counts less."""
     files = sorted((ROOT / "tests").glob("test_*.py"))
     words = {file: words_of(file) for file in files}
     stem = Path(change.path).stem
@@ -471,7 +471,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1, help="the same seed draws the same bugs")
     parser.add_argument("--gpu", action="store_true", help="draw from the files of the GPU")
     parser.add_argument("--files", type=int, default=0,
-                        help="number of test files per bug, the likeliest first; 0: all")
+                        help="number of test files per bug, the most likely first; 0: all")
     parser.add_argument("--limit", type=float, default=60, help="minutes per bug")
     parser.add_argument("--workers", type=int, default=1, help="processes of pytest")
     parser.add_argument("--list", action="store_true", help="print the bugs, and run nothing")

@@ -1,6 +1,6 @@
-"""Blocks, warps and slices share their work without a gap and without an overlap, for sizes that
-nothing divides; operands of `mma` reach the lanes that multiply them; shared memory adds up. The
-functions of the kernels run as Python, with the constants of their modules."""
+"""Blocks, warps and slices share their work without gaps and overlaps, also for odd sizes. Operands
+of `mma` reach the lanes that multiply them. Shared memory adds up. The functions of the kernels run
+as Python, with the constants of their modules."""
 import ast
 import importlib.util
 import inspect
@@ -102,7 +102,7 @@ SIZES = [1, 31, 529, 1597]
 
 @pytest.mark.parametrize("BT", SIZES)
 def test_each_row_is_in_one_partial_sum(BT):
-    """Of the gradients of gains and biases: GAIN_PARTS blocks share the rows."""
+    """GAIN_PARTS blocks share the rows for the gradients of gains and biases."""
     parts, C = nc.GAIN_PARTS, 40
     _, norm = nc.rmsnorm_kernels(C, 4)
     rows = Counter(range(BT))
@@ -247,7 +247,7 @@ def test_a_slice_beyond_the_edge_is_zeros():
 
 # ---- shared memory
 def test_a_chunk_is_16_bytes_and_a_row_128():
-    """Of the 128-byte swizzle of the copy engine, and of ldmatrix"""
+    """The copy engine's 128-byte swizzle and ldmatrix need these sizes."""
     assert (tiles.CHUNK_BYTES, tiles.ROW_BYTES, tiles.CHUNKS_PER_ROW) == (16, 128, 8)
     assert tiles.PANEL_BYTES == 64 * 128 and ptx.MBARRIER_BYTES == 8 and ptx.ALIGNMENT == 1024
     swizzled = as_python(tiles.swizzled)
@@ -266,8 +266,8 @@ def test_shared_memory_of_products_adds_up():
 
 @pytest.mark.parametrize("epilogue", [STORE, ADD])
 def test_the_parts_of_shared_memory_do_not_overlap(epilogue):
-    """Of the kernel for wgmma: three stages, two stagings, and 8 bytes for each of six barriers,
-    from the addresses that the kernel computes"""
+    """The kernel for wgmma has three stages, two stagings, and six barriers of 8 bytes. Their
+    addresses are computed as in the kernel."""
     kernel = matmul.wgmma_kernel(0, 0, epilogue, False, False)
     tree = ast.parse(textwrap.dedent(inspect.getsource(kernel.py_func)))
     env = {**kernel.py_func.__globals__, **constants(kernel), "u32": int, "dynamic_smem": lambda: 0}

@@ -388,7 +388,7 @@ def test_the_parts_of_the_parameters():
 def test_the_table_covers_the_buffer_and_what_is_treated_alike_is_a_slice(tied, n_mtp):
     """Kernels are told where decay ends, and Muon's part: both are slices only in this order."""
     cfg = replace(BASE, tie_embeddings=tied, n_mtp=n_mtp, **EVERY_TENSOR)
-    table = ne.param_table(cfg) if tied and n_mtp == 1 else full_table(cfg)  # one has no lm_head
+    table = ne.param_table(cfg) if tied and n_mtp == 1 else full_table(cfg)  # one without lm_head
     assert [x.start for x in table] == [0, *(x.end for x in table[:-1])]
     choices = [lambda x: x.decays, *(lambda x, of=of: x.optimizer == of
                                      for of in ("adamw_embedding", "muon", "adamw"))]

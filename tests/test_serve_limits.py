@@ -138,7 +138,7 @@ class ByLength(protocol.Reader):
 
 
 def whole_or_refused(reader, ids):
-    """What there is without an estimate: the ids, if they fit into the context"""
+    """The ids if they fit into the context, as decided without an estimate"""
     return ids if len(ids) <= reader.length else "context_length_exceeded"
 
 
@@ -150,8 +150,8 @@ def answered(function, *args):
 
 
 def test_an_estimate_by_characters_decides_nothing():
-    """Between what surely fits and what surely does not, texts are drawn of every length: around a
-    quarter less than the context, and around all of it, with long tokens and with short ones."""
+    """The texts are about as long as the context, or three quarters of it. With long tokens they
+    fit, with short ones they do not, and the estimate cannot tell."""
     gone, rng, seen = threading.Event(), random.Random(7), Counter()
     word = lambda: rng.choice(("x" * LONGEST, "x", "y")) * rng.choice((1, 1, 2, 5, 25, 30, 35, 40))
     for _ in range(3000):
