@@ -1,6 +1,7 @@
 """Both pages in a real Chromium, without a window: what people do with them, by mouse and keys."""
 import json
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -8,13 +9,14 @@ from itertools import pairwise
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from helpers import needs
+from helpers import needs, ROOT
 from servers import CFG, chat_model, serving
 
 import nanoeuler as ne
 
 pytestmark = pytest.mark.cli
 needs("starlette")
+PAGES = ROOT / "nanoeuler_parts/serve/pages"
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 780}
 AXE = "axe-core@4.14.1"
 
@@ -106,6 +108,15 @@ def wait(page, holds):
             return
         page.wait_for_timeout(20)
     raise AssertionError(holds)
+
+
+def wait_for(page, holds):
+    """Until a condition of the test holds"""
+    for _ in range(10_000):                  # 200 seconds, on a busy machine
+        if holds():
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError("it did not happen")
 
 
 def a_token(page):
@@ -675,10 +686,7 @@ def test_the_first_trajectory_is_announced(opened, address):
 
     def fulfill(number):
         """Answers the request of this number, once the page has sent it."""
-        for _ in range(10_000):              # 200 seconds, on a busy machine
-            if len(held) > number:
-                break
-            page.wait_for_timeout(20)
+        wait_for(page, lambda: len(held) > number)
         held[number].fulfill(json={"steps": [step, last]})
 
     page.route("**/api/explain", answer)
@@ -846,12 +854,98 @@ def test_markdown(opened, address):
 def test_markdown_takes_linear_time(opened, address):
     page = opened(address)
     hostile = ["*", "**a*b ", "[", "[a](http://", "`", "` `` ", "|", "| a\n|-\n", "```\n", " ",
-               "\\", "- a\n", "# a\n", "1. ", "> ", ">", "> a\n"]
-    texts = [(s * 200_000)[:200_000] for s in hostile]
+               "\\", "- a\n", "# a\n", "1. ", "> ", ">", "> a\n", "~", "#", "-", "_", "- ", "\n"]
+    texts = [(s * 200_000)[:200_000] + end for s in hostile for end in ("", "`x")]
     texts += [" ".join("`" * i for i in range(1, 630)), "|a|\n|-|\n|" + " " * 200_000 + "x",
               "\n".join(" " * i + "- x" for i in range(600))]
     for text in texts:
-        assert drawn_answer(page, text)[1] < 2000, text[:20]      # quadratic: minutes
+        assert drawn_answer(page, text)[1] < 15_000, text[:20]    # quadratic: minutes
+
+
+PATTERN = re.compile(r"(?:(?<=[=(,:!&|?{])|(?<=[=,:!&|?] ))/(?![/*])"
+                     r"((?:[^/\\[\n]|\\.|\[(?:[^]\\\n]|\\.)*])+)/([a-z]*)")
+SLOWEST = """([patterns, size]) => {
+    const letters = "`~ #-*_>|[](:h/a.1\\n\\\\0", texts = [], slow = [];
+    const pumps = [...letters].flatMap((a) => [a, ...[...letters].map((b) => a + b)]);
+    for (const pump of pumps) for (const end of ["", "`", "x", "\\n", "]"])
+        texts.push(pump.repeat(size / pump.length) + end);
+    for (const [source, flags] of patterns) {
+        const pattern = new RegExp(source, flags);
+        const run = (text) => {
+            const began = performance.now();
+            pattern.lastIndex = 0;
+            if (pattern.global) text.replace(pattern, "");
+            else pattern.exec(text);
+            return performance.now() - began;
+        };
+        const bad = texts.find((text) => run(text) > 25 && Math.min(run(text), run(text)) > 25);
+        if (bad !== undefined) slow.push([source, bad.slice(0, 2), bad.slice(-1)]);
+    }
+    return slow;
+}"""
+
+
+def test_every_regular_expression_takes_linear_time(opened, address):
+    """All of them on 10,000 characters of pumped text: 0.1 ms each.  One that backtracks over its
+    start takes 50 to 1,000 ms."""
+    page = opened(address)
+    scripts = [path.read_text(encoding="utf-8") for path in PAGES.glob("*.js")]
+    code = re.sub(r"^\s*//.*$|(?<=\s)//.*$", "", "\n".join(scripts), flags=re.M)
+    patterns = PATTERN.findall(code)
+    assert len(patterns) >= 18
+    assert page.evaluate(SLOWEST, [patterns, 10_000]) == []
+    planted = [[r"^ *(~{3,})([^`]*)$", ""], [r".*\/", ""]]
+    assert len(page.evaluate(SLOWEST, [planted, 10_000])) == 2
+
+
+def test_an_event_of_many_pieces_is_searched_once(opened, address):
+    """Two megabytes in 40,000 pieces; a search of all that has come, for each piece, takes minutes.
+    Ends of events may fall on any place of a piece."""
+    page = opened(address)
+    found = page.evaluate("""async () => {
+        const {events} = await import(new URL("common.js", location));
+        const read = async (pieces) => {
+            const encoder = new TextEncoder(), found = [];
+            const body = new ReadableStream({ start(stream) {
+                for (const piece of pieces) stream.enqueue(encoder.encode(piece));
+                stream.close();
+            } });
+            for await (const event of events(new Response(body))) found.push(event);
+            return found;
+        };
+        const text = 'data: {"a": 1}\\n\\ndata: [2]\\n\\ndata: 3\\n\\ndata: [DONE]\\n\\n';
+        const cuts = [1, 2, 3, 15, 16, 17].map((n) => text.match(new RegExp(`[^]{1,${n}}`, "g")));
+        const long = ['data: "', ...Array(40_000).fill("x".repeat(50)), '"\\n', "\\n"];
+        const began = performance.now(), [one] = await read(long), took = performance.now() - began;
+        return [await Promise.all(cuts.map(read)), one.length, took];
+    }""")
+    assert found[0] == [[{"a": 1}, [2], 3]] * 6 and found[1] == 2_000_000 and found[2] < 5000
+
+
+def test_a_full_storage_is_written_a_few_times(opened, address):
+    """600 conversations lose their tokens, in batches that double: not one write for each."""
+    page = opened(address)
+    conversations = [{**tree(a={"tokens": [[65, "e", 0]] * 40, "prompt": [66]}), "id": f"c{i}"}
+                     for i in range(600)]
+    page.evaluate("s => localStorage.setItem('nanoeuler.conversations', s)",
+                  json.dumps({"version": 1, "current": "c0", "conversations": conversations}))
+    page.reload()
+    page.wait_for_selector("[placeholder='Ask something']")
+    page.evaluate("""() => {
+        const kept = Storage.prototype.setItem;
+        window.writes = 0;
+        Storage.prototype.setItem = function (name, text) {
+            window.writes += 1;
+            if (text.length > 280_000) throw new Error("full");
+            kept.call(this, name, text);
+        };
+    }""")
+    page.click("#new")
+    wait(page, "window.writes > 0")
+    assert 3 < page.evaluate("window.writes") <= 11
+    kept = json.loads(page.evaluate("localStorage.getItem('nanoeuler.conversations')"))
+    assert len(kept["conversations"]) == 601 and not page.is_visible("#notice")
+    assert any("light" not in c for c in kept["conversations"][1:])
 
 
 @pytest.fixture
@@ -1052,6 +1146,62 @@ def test_the_trajectory_of_an_answer(opened, address):
     lines = page.locator("#drafts li").all_inner_texts()
     assert any("auxiliary head 1 guessed" in line and "for token 2, the next one" in line
                for line in lines)
+
+
+def test_pictures_of_the_tour_can_be_read_on_a_phone(opened, address):
+    """Their texts are scaled by 0.8 at least; a picture that is wider than the page scrolls."""
+    needs("markdown_it")
+    page = opened(f"{address}/tour/07_euler", viewport=NARROW)
+    page.wait_for_selector("main img")
+    assert page.evaluate("document.querySelector('main img').getBoundingClientRect().width") >= 600
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
+    page.goto(f"{address}/tour/06_attention")
+    asked_in_tour(page)
+    sizes = page.locator(".heat text").evaluate_all(
+        "all => all.map((e) => e.getScreenCTM()).map((m) => 10 * Math.hypot(m.a, m.b))")
+    assert min(sizes) >= 8
+
+
+def test_the_trajectory_starts_at_once_and_stays_in_view(opened, address):
+    """While the server computes, its status is what the panel shows; the lists above do not push
+    it away when they come.  The close button is in view, too."""
+    page, held = opened(address, viewport=NARROW), []
+    ask(page, "So?", 5)
+
+    def inside(what):
+        """Is all of an element within the panel's part that is seen?"""
+        return page.evaluate("""what => {
+            const panel = document.querySelector("#inside").getBoundingClientRect();
+            const r = document.querySelector(what).getBoundingClientRect();
+            return r.height > 0 && r.top >= panel.top && r.bottom <= panel.bottom; }""", what)
+
+    page.route("**/api/explain", lambda route: held.append(route))
+    page.click(".tools >> text=Trajectory")
+    page.wait_for_selector("#steps [role=status]")
+    assert inside("#steps [role=status]") and inside("#close") and page.is_checked("#trajectory")
+    for sent in range(2):
+        wait_for(page, lambda: len(held) > sent)
+        held[sent].continue_()
+        page.wait_for_selector("#steps svg" if sent else "#rivals li")
+        assert inside("#trajectory-title") and inside("#close")
+
+
+@pytest.mark.parametrize("width", [390, 600, 800, 1000, 1280])
+def test_the_panel_of_a_token_covers_nothing(opened, address, width):
+    """It stands beside or below the conversation, where the token that it explains can be seen."""
+    page = opened(address, viewport={"width": width, "height": 780})
+    ask(page, "So? " * 40, 60)
+    page.click(".tools >> text=Look inside")
+    page.wait_for_selector("#rivals li")
+    for _ in range(3):
+        panel, main, log, token = (page.evaluate(
+            "s => { const {left, top, right, bottom} = document.querySelector(s)"
+            ".getBoundingClientRect(); return [left, top, right, bottom]; }", what)
+            for what in ("#inside", "#main", "#log", ".token.here"))
+        assert panel[0] >= main[2] or panel[1] >= main[3]
+        assert log[1] <= token[1] and token[3] <= log[3]
+        assert panel[0] >= main[2] or panel[3] - panel[1] <= 0.45 * 780
+        page.click("#after")
 
 
 SMALL = """() => [...document.querySelectorAll(

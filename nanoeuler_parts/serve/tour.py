@@ -11,6 +11,8 @@ import nanoeuler as ne
 TEMPLATE = pathlib.Path(__file__).parent / "pages/tour.html"
 LIVE = {"01": "tokens", "06": "attention", "07": "trajectory"}       # pages that ask the model
 PACKAGE = "markdown_it"
+# On a phone, a picture is wider than the page, so that its texts can be read, and scrolls.
+PICTURE = '<div class="scroll picture" tabindex="0" role="region" aria-label="Picture">'
 
 
 class Tour:
@@ -48,9 +50,10 @@ def html(source, folder, live):
             token.children = [*linked(token.children, folder)]
     said = parser.renderer.render(tokens, parser.options, {})
     said = re.sub(r"<!--.*?-->\n?", "", said, flags=re.S)            # marks of the test
+    said = re.sub(r"<p>(<img [^>]*>)</p>", rf"{PICTURE}\1</div>", said)
     if live:
         part = f'<section id="live" data-part="{live}" aria-label="Try it"></section>'
-        said = re.sub(r"(<p><img [^>]*></p>)", lambda found: found[1] + part, said, count=1)
+        said = re.sub(rf"({PICTURE}.*?</div>)", rf"\1{part}", said, count=1)
     return said
 
 

@@ -66,8 +66,8 @@ function begin() {
 // The nodes from the first message to the one that is shown last
 function branch(c = conversation()) {
   const path = [];
-  for (let id = c?.shown; id; id = c.nodes[id].parent) path.unshift(c.nodes[id]);
-  return path;
+  for (let id = c?.shown; id; id = c.nodes[id].parent) path.push(c.nodes[id]);
+  return path.reverse();
 }
 
 const siblings = (c, node) => node.parent ? c.nodes[node.parent].children : c.roots;
@@ -95,18 +95,24 @@ function show(c, node) {
   render();
 }
 
+// If the browser's storage is full, old conversations lose their tokens: 1, then 2, 4, ... more of them,
+// because each attempt writes all conversations.
 function save() {
-  for (;;) {
+  for (let n = 1; ; n *= 2) {
     try {
       localStorage.setItem(STORE, JSON.stringify(store));
       return;
     } catch {
-      const heavy = store.conversations.findLast((c) => c.id !== store.current && !c.light);
-      if (!heavy) return notify("The browser's storage is full. Export your conversations, then remove some.");
-      for (const node of Object.values(heavy.nodes)) if (node.tokens) [node.text, node.tokens, node.prompt] = [textOf(node), null, null];
-      heavy.light = true;
+      const heavy = store.conversations.filter((c) => c.id !== store.current && !c.light).slice(-n);
+      if (!heavy.length) return notify("The browser's storage is full. Export your conversations, then remove some.");
+      for (const c of heavy) lighten(c);
     }
   }
+}
+
+function lighten(c) {
+  for (const node of Object.values(c.nodes)) if (node.tokens) [node.text, node.tokens, node.prompt] = [textOf(node), null, null];
+  c.light = true;
 }
 
 const visible = (text) => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^ | $/g, "␣") || "∅";
@@ -486,7 +492,10 @@ function edit(c, node, article) {
 // ---- a token, looked at
 function mark() {
   document.querySelectorAll(".token.here").forEach((token) => token.classList.remove("here"));
-  if (looked) document.querySelectorAll(`[data-id="${looked.node.id}"] [data-i="${looked.i}"]`).forEach((token) => token.classList.add("here"));
+  if (!looked) return;
+  const here = document.querySelectorAll(`[data-id="${looked.node.id}"] [data-i="${looked.i}"]`);
+  here.forEach((token) => token.classList.add("here"));
+  here[0]?.scrollIntoView({ block: "nearest" });
 }
 
 function closeInside() {
@@ -498,25 +507,28 @@ function closeInside() {
   return was;
 }
 
+// Opens a token with its trajectory in view, and keeps it there while the lists above it are filled
 async function lookAtTrajectory(node) {
   settings.trajectory = $("trajectory").checked = true;
   saveSettings();
-  await look(node, 0, true);
-  $("trajectory-title").scrollIntoView();
+  await look(node, 0, true, () => $("trajectory-title").scrollIntoView());
 }
 
-async function look(node, i, focus = false) {
+async function look(node, i, focus = false, view = () => {}) {
   if (running || !node.prompt || !isOwn(node)) return;
   looked = { node, i };
+  $("inside").hidden = false;
   mark();
   const [id, raw] = node.tokens[i];
   const piece = visible(pieces([[id, raw]])[0]);
-  $("inside").hidden = false;
   $("inside-title").textContent = `Token ${i + 1} of ${node.tokens.length}`;
   $("before").disabled = i === 0;
   $("after").disabled = i + 1 === node.tokens.length;
   $("chosen").replaceChildren(element("span", { class: "piece" }, piece));
+  $("steps").style.minHeight = `${$("steps").offsetHeight}px`;           // the panel stays where it is
+  $("steps").replaceChildren(...(settings.trajectory ? [element("p", { class: "hint", role: "status" }, COMPUTING + (computed ? "" : FIRST))] : []));
   if (focus) $("inside").focus();
+  view();
   asking?.abort();
   asking = new AbortController();
   const signal = asking.signal;
@@ -526,17 +538,19 @@ async function look(node, i, focus = false) {
     $("chosen").replaceChildren(element("span", { class: "piece" }, piece), ` has probability ${percent(found.chosen.p)}, rank ${found.chosen.rank}`);
     rivals(node, i, found);
     drafts(node, i, found);
-    $("steps").replaceChildren();
+    view();
     if (settings.trajectory) {
-      $("steps").replaceChildren(element("p", { class: "hint", role: "status" }, COMPUTING + (computed ? "" : FIRST)));
       const { steps } = await askJson("api/explain", { ...asked, trajectory: true }, signal);
       computed = true;
       $("steps").replaceChildren(...chart(steps, piece, visible));
+      view();
     }
     say(`${piece}: probability ${percent(found.chosen.p)}, rank ${found.chosen.rank}`);
   } catch (error) {
-    if (error.name !== "AbortError") $("steps").replaceChildren(element("p", { class: "problem", role: "alert" }, error.message));
+    if (error.name === "AbortError") return;
+    $("steps").replaceChildren(element("p", { class: "problem", role: "alert" }, error.message));
   }
+  $("steps").style.minHeight = "";
 }
 
 function rivals(node, i, found) {

@@ -118,13 +118,18 @@ export async function askJson(path, body, signal) {
   }
 }
 
-// Yields the objects of a stream of server-sent events
+// Yields the objects of a stream of server-sent events.  Pieces are joined only where an event ends, so
+// that a long event of many pieces is searched once.
 export async function* events(response) {
   const decoder = new TextDecoder();
-  let rest = "";
-  for await (const piece of chunks(response.body)) {
-    const blocks = (rest + decoder.decode(piece, { stream: true })).split("\n\n");
-    rest = blocks.pop();
+  let pieces = [], last = "";                // last: the character before the next piece
+  for await (const bytes of chunks(response.body)) {
+    const piece = decoder.decode(bytes, { stream: true }), ends = (last + piece).includes("\n\n");
+    pieces.push(piece);
+    last = (last + piece).slice(-1);
+    if (!ends) continue;
+    const blocks = pieces.join("").split("\n\n");
+    pieces = [blocks.pop()];
     for (const block of blocks) {
       if (block === "data: [DONE]") return;
       if (block.startsWith("data: ")) yield JSON.parse(block.slice(6));

@@ -5,7 +5,7 @@
 // The caller appends the text itself: put(parent, from, to) adds text[from, to) to a parent.
 import { copyButton, element } from "./common.js";
 
-const FENCE = /^ *(`{3,}|~{3,})([^`]*)$/, HEADING = /^(#{1,6}) +(?=\S)/, RULE = /^ *(-{3,}|\*{3,}|_{3,}) *$/;
+const FENCE = /^ *(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/, HEADING = /^(#{1,6}) +(?=\S)/, RULE = /^ *(-{3,}|\*{3,}|_{3,}) *$/;
 const ITEM = /^( *)([-*+]|\d{1,3}[.)]) +(?=\S)/;
 const QUOTE = /^( {0,3}> ?)+/;
 const LINK = /\[([^[\]]{1,1000})\]\((https?:\/\/[^\s()<>"[\]]{1,2000})\)/iy;

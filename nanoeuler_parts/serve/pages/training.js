@@ -39,7 +39,7 @@ function duration(seconds) {
   return rest ? `${hours} h ${rest} min` : `${hours} h`;
 }
 
-const shortName = (name) => name.replace(/\.jsonl$/, "").replace(/.*\//, "");
+const shortName = (name) => name.slice(name.lastIndexOf("/") + 1).replace(/\.jsonl$/, "");
 
 // ---- records
 const within = (x, [least, most]) => typeof x === "number" && x >= least && x <= most;
