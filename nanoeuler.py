@@ -4100,8 +4100,9 @@ def chat(file=None, decoder=Decoder, **chosen):
           f"{speaker.cfg.seq_len} tokens, {'answers' if speaker.answers else 'continues'} what you "
           f"type.")
     if nanoeuler_parts:
+        from nanoeuler_parts.tools.ahead import compile_ahead
         from nanoeuler_parts.tools.terminal import Terminal
-        Terminal(speaker).converse()
+        Terminal(speaker, compile_ahead if decoder is Decoder else None).converse()
     else:
         answer_lines(speaker)
 
@@ -5136,8 +5137,13 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
 SPECK = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, vocab_size=16)
 
 def compile_gradient(dtype="f32"):
-    """Compiles the forward and backward pass; `run_batch` takes nearly all of the time."""
-    model = Model(SPECK, init_params(SPECK, 0), dtype=PRECISIONS[dtype])
+    """Compiles the forward and backward pass; `run_batch` takes nearly all of the time.
+    dtype: a key of PRECISIONS, or f64, in which check.py computes"""
+    flat = init_params(SPECK, 0)
+    if dtype == "f64":
+        flat = aligned(flat.shape, np.float64)
+        flat[:] = 0
+    model = Model(SPECK, flat, dtype=PRECISIONS.get(dtype))
     model.run(GRADIENT, np.zeros((1, 8), np.int32))
 
 def compile_decoding():
@@ -5165,11 +5171,12 @@ DECODING = {"compile_decoding()": [Compiled(decode_step, "p.wte", types.float32)
                                Compiled(decode_step, "p.wte", INT8),
                                Compiled(bpe.encode_range, "byte_id", types.int32)]}
 
-PANELS = {"f32": types.float32, "bf16": types.int32}     # Numba's type of packed matrices
+# Numba's type of packed matrices
+PANELS = {"f32": types.float32, "bf16": types.int32, "f64": types.float64}
 PRODUCTS = {"f32": types.float32, "bf16": types.uint16}  # and of the operands of products
 
 def gradient_kernels(dtype):
-    """The kernels of the forward and backward pass in this dtype, a key of PRECISIONS"""
+    """The kernels of the forward and backward pass in this dtype, a key of PANELS"""
     return {f"compile_gradient({dtype!r})": [Compiled(run_batch, "w.qkv", PANELS[dtype])]}
 
 def training_kernels(dtype):

@@ -156,6 +156,7 @@ def test_nanoeuler_reaches_higher_parts_in_few_functions():
     """At its top it imports the lower ones alone.  Verbs are imported by the table VERBS."""
     path = ROOT / "nanoeuler.py"
     assert imports_in_functions(path) == {
+        ("chat", "nanoeuler_parts.tools.ahead"),
         ("chat", "nanoeuler_parts.tools.terminal"),
         ("chat_ids", "nanoeuler_parts.interchange.templates"),
         ("Speaker", "nanoeuler_parts.tools.json_mode"),

@@ -7,9 +7,12 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import llvmlite.binding as llvm
 from numba.core.codegen import CPUCodeLibrary
@@ -109,47 +112,131 @@ def folder_of_program():
 
 def in_another_process(call):
     """Starts a process that calls a function of nanoeuler.py, for example "compile_decoding()".
-    Its standard input is empty, and its stderr is a pipe."""
+    Its standard input is empty.  Its stderr is a pipe, to which it writes COMPILED after each
+    kernel, and its errors."""
     here = folder_of_program()
-    code = f"import sys; sys.path.insert(0, {here!r}); import nanoeuler; nanoeuler.{call}"
+    code = (f"import sys; sys.path.insert(0, {here!r}); import nanoeuler; "
+            f"from nanoeuler_parts.machine import kernels; kernels.report_kernels(); "
+            f"nanoeuler.{call}")
     return subprocess.Popen([sys.executable, "-c", code], cwd=here, stdin=subprocess.DEVNULL,
                             stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
 
-def wait_for(process):
-    """Waits for the end of a process.  If it failed, raises a UserError with its last line."""
-    _, said = process.communicate()
-    if process.returncode != 0:
-        lines = [line for line in said.splitlines() if line.strip()]
+COMPILED = "a kernel is compiled\n"
+
+def report_kernels():
+    """Makes this process write COMPILED to stderr for each kernel that it compiles, or that it
+    loads because another kernel calls it."""
+    load, save = bpe.Cache.load_overload, bpe.Cache.save_overload
+
+    def loaded(self, *args):
+        found = load(self, *args)
+        if found is not None:
+            print(COMPILED, end="", file=sys.stderr, flush=True)
+        return found
+
+    def saved(self, *args):
+        save(self, *args)
+        print(COMPILED, end="", file=sys.stderr, flush=True)
+
+    bpe.Cache.load_overload, bpe.Cache.save_overload = loaded, saved
+
+# The number of kernels that a call compiles if none of them is in the cache.  A processor with
+# other instructions may need a few more or fewer, so a call that has ended counts as all of its
+# kernels, and one that has not ended as no more than these.
+KERNELS = {"compile_gradient('f32')": 43, "compile_gradient('bf16')": 55,
+           "compile_gradient('f64')": 43, "compile_updates('f32')": 70,
+           "compile_updates('bf16')": 80, "compile_decoding()": 50}
+
+class Progress:
+    """Counts kernels on stderr: "compiling kernels: 12 of 40".  On a terminal, the count overwrites
+    itself; elsewhere each quarter of the kernels makes a line.     calls: keys of KERNELS"""
+
+    def __init__(self, calls):
+        self.done, self.lock = dict.fromkeys(calls, 0), threading.Lock()
+        self.total, self.began = sum(KERNELS[call] for call in calls), time.perf_counter()
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+        self.in_place = terminal and os.environ.get("TERM") != "dumb"
+        self.shown = 0
+        self.show()
+
+    def show(self):
+        begin, end = ("\r", "") if self.in_place else ("", "\n")
+        print(f"{begin}note: compiling kernels: {self.shown} of {self.total}", end=end,
+              file=sys.stderr, flush=True)
+
+    def count(self, call, n=1):
+        """One more kernel of a call, or n more.  Several threads may call it."""
+        with self.lock:
+            self.done[call] = min(KERNELS[call], self.done[call] + n)
+            done = sum(self.done.values())
+            step = 1 if self.in_place else -(-self.total // 4)
+            if done >= self.shown + step or done == self.total > self.shown:
+                self.shown = done
+                self.show()
+
+    def stop(self):
+        """Ends the line of a terminal, before other messages."""
+        if self.in_place:
+            print(file=sys.stderr, flush=True)
+
+    def end(self):
+        self.stop()
+        print(f"note: compiled in {time.perf_counter() - self.began:.0f} seconds, and kept for "
+              f"later starts", file=sys.stderr)
+
+def wait_for(process, counted=lambda: None):
+    """Waits for the end of a process, and calls `counted` for each kernel that it compiles.
+    Returns the other lines of its stderr, which are warnings.  If the process failed, raises a
+    UserError with the last of them."""
+    lines = []
+    for line in process.stderr:
+        if line == COMPILED:
+            counted()
+        elif line.strip():
+            lines.append(line)
+    if process.wait() != 0:
         lines = lines or [f"signal {-process.returncode} ended the process"]
-        raise UserError(f"the kernels failed to compile: {lines[-1]}; to see the full error, run: "
-                        f"cd {shlex.quote(folder_of_program())}; {shlex.join(process.args)}")
-    print(said, end="", file=sys.stderr)
+        raise UserError(f"the kernels failed to compile: {lines[-1].rstrip()}; to see the full "
+                        f"error, run: cd {shlex.quote(folder_of_program())}; "
+                        f"{shlex.join(process.args)}")
+    return "".join(lines)
+
+def missing_calls(parts):
+    """The calls of `parts` whose kernels the cache lacks"""
+    return [call for call, kernels in parts.items()
+            if not all(in_cache(*kernel) for kernel in kernels)]
 
 def fill_cache(parts):
     """Compiles the kernels that the cache lacks.     parts: DECODING or `training_kernels`
     A process that compiles `run_batch` links its callees differently from a process that loads it,
     which changes the last bits.  A first run must be bit-identical to a second one, so other
     processes compile the kernels."""
-    if not bpe.JIT["cache"]:
-        return
-    calls = [call for call, kernels in parts.items()
-             if not all(in_cache(*kernel) for kernel in kernels)]
+    calls = missing_calls(parts) if bpe.JIT["cache"] else []
     if not calls:
         return
-    began, processes = time.perf_counter(), []
-    print("note: compiling the kernels once, which takes 30 to 60 seconds", file=sys.stderr,
-          flush=True)
-    try:
-        for call in calls:
-            processes.append(in_another_process(call))
-        for process in processes:
-            wait_for(process)
-    except KeyboardInterrupt:
-        print("note: stopped while compiling the kernels, before any other work; the next start "
-              "compiles the rest", file=sys.stderr)
-        raise
-    finally:                                 # after Ctrl-C, or if one process has failed
-        for process in processes:
-            process.kill()
-            process.wait()
-    print(f"note: compiled in {time.perf_counter() - began:.0f} seconds", file=sys.stderr)
+    progress, processes = Progress(calls), []
+
+    def follow(call, process):
+        said = wait_for(process, partial(progress.count, call))
+        progress.count(call, KERNELS[call])
+        return said
+
+    with ThreadPoolExecutor(len(calls)) as readers:      # one for the stderr of each process
+        try:
+            for call in calls:
+                processes.append(in_another_process(call))
+            waiting = [readers.submit(follow, call, process)
+                       for call, process in zip(calls, processes, strict=True)]
+            said = [ended.result() for ended in waiting]
+        except BaseException as e:           # Ctrl-C, or a process has failed
+            progress.stop()
+            if isinstance(e, KeyboardInterrupt):
+                print("note: stopped while compiling the kernels, before any other work; the next "
+                      "start compiles the rest", file=sys.stderr)
+            raise
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    progress.end()
+    print(*said, sep="", end="", file=sys.stderr)         # warnings

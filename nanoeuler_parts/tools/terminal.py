@@ -33,10 +33,12 @@ class Typed(NamedTuple):
     is_text: bool                            # not a command, even if it begins with a slash
 
 class Terminal:
-    """speaker: nanoeuler.Speaker     saved: paths that this chat may replace     open: not /quit"""
+    """speaker: nanoeuler.Speaker     saved: paths that this chat may replace     open: not /quit
+    after_reply: called once, after the first reply"""
 
-    def __init__(self, speaker):
+    def __init__(self, speaker, after_reply=None):
         self.speaker, self.saved, self.open = speaker, set(), True
+        self.after_reply = after_reply
 
     def converse(self):
         """Replies to what is typed until standard input ends.  At the prompt, the first Ctrl-C
@@ -68,6 +70,9 @@ class Terminal:
                 self.run(found[1], (found[2] or "").strip())
             elif typed.text.strip():
                 self.speaker.reply(self.speaker.ids_to_read(typed.text))
+                if self.after_reply:
+                    self.after_reply()
+                    self.after_reply = None
         except (UserError, ModuleNotFoundError, OSError) as e:
             print(f"note: {printable(problem(e))}", file=sys.stderr)
 
