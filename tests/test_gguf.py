@@ -5,13 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import TINY, present, refused, run
+from helpers import TINY, needs, present, refused, run
 from models import CONFIGS, SMALL, SPECIALS, as_folder, package, same_in_llama_cpp, write
 from texts import TORTURE
 
+import bpe
 import nanoeuler as ne
 from nanoeuler_parts.files.safetensors import MUCH
 from nanoeuler_parts.interchange.gguf import write_gguf
+from nanoeuler_parts.interchange.tokenizers import PRE, gguf_of_tokenizer, tokenizer_of_gguf
+from nanoeuler_parts.tokenizers.words import PATTERNS, SHORT
 
 pytestmark = pytest.mark.interop
 
@@ -220,3 +223,118 @@ def test_types_that_nobody_quantizes_to_are_refused(tokenizer, tmp_path, capsys)
     tensor.field.parts[4][0] = gguf.GGMLQuantizationType.I32         # as wide as float32
     reader.data.flush()
     refused(capsys, "import", tmp_path / "a.gguf", tmp_path / "b.bin", words=["a.gguf", "I32"])
+
+
+# ---- split files
+def split_gguf(tmp_path, tokenizer, monkeypatch):
+    """The paths of a model in several parts, as the package gguf writes them; and the model."""
+    gguf, path = package(), write(tmp_path / "a.bin", replace(TINY, vocab_size=512, n_mtp=1),
+                                  tokenizer)
+
+    class Writer(gguf.GGUFWriter):
+        def __init__(self, path, arch):
+            super().__init__(path, arch, split_max_tensors=7)
+
+    c = ne.read_checkpoint(str(path))
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf, "GGUFWriter", Writer)
+        write_gguf(tmp_path / "s.gguf", c, "F32")
+    return sorted(tmp_path.glob("s-*.gguf")), c
+
+
+@pytest.mark.parametrize("k", [0, 1, -1])
+def test_all_parts_of_a_split_file_are_read(k, tokenizer, tmp_path, monkeypatch):
+    """Any of them may be named."""
+    parts, c = split_gguf(tmp_path, tokenizer, monkeypatch)
+    assert len(parts) == 3 and parts[0].name == "s-00001-of-00003.gguf"
+    run("import", parts[k], tmp_path / "b.bin")
+    again = ne.read_checkpoint(str(tmp_path / "b.bin"))
+    assert again.cfg == c.cfg and np.array_equal(again.flat, c.flat)
+    assert again.tokenizer.hash() == c.tokenizer.hash()
+
+
+def parts_name(k):
+    return f"s-{k:05}-of-00003.gguf"
+
+
+WRONG_PARTS = {              # what happened to the parts, and words of the line
+    "one is missing": (lambda parts: parts[1].unlink(), ["expected 3 parts", parts_name(2)]),
+    "one is cut short": (lambda parts: os.truncate(parts[2], 300), [parts_name(3), "incomplete"]),
+    "one comes twice": (lambda parts: parts[2].write_bytes(parts[1].read_bytes()),
+                        ["part 3 of 3 belongs to another split file: it has split.no 1"]),
+    "one has another name": (lambda parts: parts[0].rename(parts[0].with_name("x.gguf")),
+                             ["a part of a split GGUF file", "gguf-split"])}
+
+
+@pytest.mark.parametrize("name", WRONG_PARTS)
+def test_a_split_file_that_is_not_whole_is_called_that(name, tokenizer, tmp_path, monkeypatch,
+                                                       capsys):
+    parts, _ = split_gguf(tmp_path, tokenizer, monkeypatch)
+    edit, words = WRONG_PARTS[name]
+    edit(parts)
+    source = parts[0] if parts[0].exists() else tmp_path / "x.gguf"
+    refused(capsys, "import", source, tmp_path / "b.bin", words=words)
+
+
+# ---- metadata
+# Names with one of our patterns whose other settings llama.cpp does not say
+NOT_OURS = {"jina-v5-nano", "f2llmv2"}
+KEYS = {                     # changes of the tokenizer's metadata, and words of the line
+    "no tokens": (dict(tokens=None), "tokenizer.ggml.tokens is missing"),
+    "no model": (dict(model=None), "tokenizer.ggml.model is missing"),
+    "another model": (dict(model="rwkv"), "found rwkv"),
+    "tokens of another type": (dict(tokens=[1, 2]), "tokenizer.ggml.tokens[0] is 1, expected"),
+    "tokens twice": (dict(tokens=["a", "a"], token_type=[1, 1], bos_token_id=0), "same name"),
+    "too few types": (dict(token_type=[1]), "token_type has 1 entries, expected 512"),
+    "too few scores": (dict(model="llama", scores=[0.5]), "scores has 1 entries, expected 512"),
+    "no scores": (dict(model="llama"), "tokenizer.ggml.scores is missing"),
+    "BOS beyond": (dict(bos_token_id=512), "bos_token_id is 512, expected 0 to 511"),
+    "EOS beyond": (dict(eos_token_id=-1), "eos_token_id is -1, expected 0 to 511"),
+    "no BOS": (dict(add_bos_token=True, bos_token_id=None), "bos_token_id is missing"),
+    "an ordinary BOS": (dict(add_bos_token=True, bos_token_id=64), "BOS is an ordinary token"),
+    "EOS after texts": (dict(add_eos_token=True), "after every text"),
+    "no blanks": (dict(model="llama", remove_extra_whitespaces=True), "removes blanks"),
+    "a number as a flag": (dict(add_bos_token=3), "add_bos_token is 3, expected true or false"),
+    "another pre-tokenizer": (dict(pre="deepseek-llm"), "found gpt2, deepseek-llm")}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_each_check_of_the_metadata_refuses(name, tokenizer):
+    changed, words = KEYS[name]
+    meta = {key.removeprefix("tokenizer.ggml."): value
+            for key, value in gguf_of_tokenizer(tokenizer).items()}
+    meta = {key: value for key, value in {**meta, "bos_token_id": 511, **changed}.items()
+            if value is not None}
+    with pytest.raises(ne.UserError) as error:
+        tokenizer_of_gguf(meta)
+    assert words in str(error.value)
+
+
+def test_names_of_pre_tokenizers_are_those_of_transformers():
+    """For each name, the pattern that its table gives; and the names that llama.cpp gives GPT-2's
+    pattern, with and without each digit by itself."""
+    needs("transformers")
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    theirs = {name: pattern.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", SHORT)
+              for name, pattern in GGUF_PRE_TOKENIZER_SPLITS.items()}
+    ours = {name: pre.cutting["pretokenizers"][0]["pattern"]["Regex"] for name, pre in PRE.items()
+            if pre.cutting.get("pretokenizers", [{}])[0].get("type") == "Split"}
+    both = theirs.keys() & ours.keys()
+    assert {name: ours[name] for name in both} == {name: theirs[name] for name in both}
+    assert {"llama3", "deepseek-r1-qwen", "falcon3", "llama4", "tekken"} <= both
+    assert all(theirs[name] not in PATTERNS for name in theirs.keys() - both - NOT_OURS)
+
+
+@pytest.mark.parametrize("name", PRE)
+def test_each_name_of_a_pre_tokenizer_splits_as_its_first_name(name):
+    first = next(other for other, pre in PRE.items() if pre.cutting == PRE[name].cutting)
+    tokenizers = []
+    for pre in (name, first):
+        ids = [*bpe.CHAR_OF_ID, "\u0120t", "12", "\u0120the", "he", "</s>"]
+        words = dict(model="gpt2", pre=pre, tokens=ids, token_type=[1] * 260 + [3],
+                     merges=["\u0120 t", "1 2", "h e", "\u0120t he"], bos_token_id=260,
+                     add_bos_token=False)
+        tokenizers.append(tokenizer_of_gguf(words))
+    text = "the theatre 1234 I'LL \u00e9\n\n  x"
+    assert tokenizers[0].encode(text).tolist() == tokenizers[1].encode(text).tolist()
+    assert gguf_of_tokenizer(tokenizers[0])["tokenizer.ggml.pre"] in (first, "llama-bpe")

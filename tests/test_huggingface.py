@@ -2,6 +2,9 @@
 import inspect
 import json
 import os
+import pathlib
+import random
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,8 +21,11 @@ from texts import TORTURE
 import bpe
 import nanoeuler as ne
 from nanoeuler_parts.files.safetensors import map_tensors, write_tensors
-from nanoeuler_parts.interchange.huggingface import FILES_OF_LLAMA, OF_HUB
+from nanoeuler_parts.interchange.forms import reading_form
+from nanoeuler_parts.interchange.huggingface import (FILES_OF_LLAMA, INDEX, OF_HUB, Settings,
+                                                     llama_of_folder)
 from nanoeuler_parts.interchange.llama import LLAMA, llama_config
+from nanoeuler_parts.interchange.templates import TEMPLATE_BYTES, render
 
 pytestmark = pytest.mark.interop
 
@@ -167,7 +173,7 @@ def test_other_shapes_of_a_directory(tokenizer, tmp_path):
     _, tensors = map_tensors(folder / "model.safetensors")
     tensors = {name: x.copy() for name, x in tensors.items()}
     more = {"lm_head.weight": tensors["model.embed_tokens.weight"],
-            "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32)}
+            "model.layers.0.self_attn.rotary_emb.inv_freq": np.array([1, 0.01], np.float32)}
     write_tensors(folder / "model.safetensors", {"format": "pt"}, {**tensors, **more}, "")
     run("import", folder, tmp_path / "b.bin")
     a, b = (ne.read_checkpoint(str(tmp_path / name)) for name in ("a.bin", "b.bin"))
@@ -280,9 +286,11 @@ def longer(path):
 
 
 def keep_shard(folder, part):
-    """Some of the tensors of model.safetensors, in a file of another name."""
+    """Some of the tensors of model.safetensors, in a file of another name, and an index."""
     _, tensors = map_tensors(folder / "model.safetensors")
     os.remove(folder / "model.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(
+        tensors, "model-2-of-2.safetensors")}), encoding="utf-8")
     write_tensors(folder / "model-2-of-2.safetensors", {"format": "pt"},
                      dict(list(tensors.items())[part]), "")
 
@@ -313,15 +321,12 @@ DAMAGED = {
     "all the same bytes": lambda f: rewrite(f, lambda h: [
         h.update({f"x{i}": h["model.embed_tokens.weight"]}) for i in range(9)]),
     "offsets missing": lambda f: rewrite(f, lambda h: h[NORM].pop("data_offsets")),
-    "tokenizer of another size": lambda f: bpe.train(b"a b c d e f a b", 258).save(
+    "tokenizer of another size": lambda f: bpe.train(TORTURE.encode(), 600).save(
         f / "tokenizer.json"),
     "tokenizer of WordPiece": lambda f: change(f / "tokenizer.json", pre_tokenizer=dict(
         type="Whitespace")),
     "a token before every text, by template": lambda f: change(
         f / "tokenizer.json", post_processor=dict(type="TemplateProcessing")),
-    "a token after every text": lambda f: change(f / "tokenizer_config.json", add_eos_token=True),
-    "an ordinary token before every text": lambda f: change(
-        f / "tokenizer_config.json", add_bos_token=True, bos_token="e"),
     "a template that is a list": lambda f: change(f / "tokenizer_config.json", chat_template=[1]),
 }
 
@@ -503,18 +508,25 @@ def test_a_config_that_would_compute_something_else_is_refused(entries, words):
 
 # ---- the Hub
 class Hub:
-    """What huggingface_hub is to `import`, without a network."""
+    """What huggingface_hub is to `import`, without a network: it copies the files of `folder` that
+    a call allows to an empty cache."""
     asked = []
 
     def __init__(self, folder, error=None):
-        self.folder, self.error = folder, error
+        self.folder, self.error, self.at = folder, error, folder and folder.with_name("0" * 40)
+        self.revisions = []
 
     def snapshot_download(self, repo_id, *, revision, allow_patterns, ignore_patterns):
         self.asked.append((repo_id, revision))
-        assert "*.safetensors" in allow_patterns and "tokenizer.json" in allow_patterns
+        self.revisions.append(revision)
         if self.error:
             raise self.error
-        return str(self.folder)
+        assert ignore_patterns == "*/*"
+        for path in self.folder.iterdir():
+            if path.name in allow_patterns:
+                self.at.mkdir(exist_ok=True)
+                shutil.copy(path, self.at)
+        return str(self.at)
 
 
 def test_a_model_of_the_hub(tokenizer, tmp_path, monkeypatch, capsys):
@@ -523,7 +535,8 @@ def test_a_model_of_the_hub(tokenizer, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "huggingface_hub", Hub(folder))
     for name, want in (("org/na.me-1", ("org/na.me-1", None)),
                        ("org/name@v1.0", ("org/name", "v1.0"))):
-        assert f"fetching {name}" in told("import", name, "out.bin", "--force")
+        assert f"{name}: no such directory; fetching it" in told("import", name, "out.bin",
+                                                                 "--force")
         assert Hub.asked.pop() == want
     assert ne.read_checkpoint("out.bin").cfg.n_embd == TINY.n_embd
     error = ConnectionError("Cannot connect.  (Request ID: 1)\nPlease make sure that " + "x" * 999)
@@ -562,3 +575,390 @@ def test_the_hubs_client_has_that_function():
     kept = filter_repo_objects(names, allow_patterns=["*.safetensors", *FILES_OF_LLAMA],
                                ignore_patterns="*/*")
     assert list(kept) == names[:2]
+
+
+def sharded(folder, n=2):
+    """The weights of a directory in n shards and an index, as save_pretrained writes them."""
+    _, tensors = map_tensors(folder / "model.safetensors")
+    tensors = {name: x.copy() for name, x in tensors.items()}
+    os.remove(folder / "model.safetensors")
+    index = {}
+    for k in range(n):
+        name = f"model-{k + 1:05}-of-{n:05}.safetensors"
+        part = dict([*tensors.items()][k::n])
+        write_tensors(folder / name, {"format": "pt"}, part, "")
+        index |= dict.fromkeys(part, name)
+    (folder / INDEX).write_text(json.dumps({
+        "metadata": {"total_size": 0}, "weight_map": index}), encoding="utf-8")
+    return index
+
+
+def noise(shape=(512, 8)):
+    return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+
+
+OTHERS = {                   # files beside the model: (name, tensors)
+    "a shard of an older save": ("model-00001-of-00003.safetensors",
+                                 {"model.embed_tokens.weight": noise()}),
+    "the weights in another form": ("consolidated.safetensors", {"tok_embeddings.weight": noise()}),
+    "an adapter": ("adapter_model.safetensors", {"lm_head.weight": noise()}),
+    "heads of another program": ("mtp.safetensors", {"mtp.1.weight": noise(), "draft": noise()})}
+
+
+@pytest.mark.parametrize("shards", [0, 2])
+def test_only_the_files_of_the_model_are_read(shards, tokenizer, tmp_path):
+    """What lies beside them belongs to another model, or repeats this one: the rule of
+    transformers, which computes with the same weights."""
+    transformers = needs("transformers")
+    folder = as_folder(tmp_path, tokenizer)
+    _, want = map_tensors(folder / "model.safetensors")
+    want = {name: x.copy() for name, x in want.items()}
+    if shards:
+        sharded(folder, shards)
+    for name, tensors in OTHERS.values():
+        write_tensors(folder / name, {"format": "pt"}, tensors, "")
+    found = llama_of_folder(folder)
+    assert found.shapes == {name: x.shape for name, x in want.items()}
+    for name, x in want.items():
+        assert np.array_equal(found.read(name, 0, len(x)), x), name
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    assert all(np.array_equal(theirs[name].numpy(), x) for name, x in want.items())
+
+
+def wrong_index(folder, edit):
+    index = edit(sharded(folder))
+    (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+
+
+def repeated(folder):
+    sharded(folder)
+    path = folder / "model-00002-of-00002.safetensors"
+    tensors = {name: x.copy() for name, x in map_tensors(path)[1].items()}
+    write_tensors(path, {"format": "pt"}, {**tensors, "model.embed_tokens.weight": noise()}, "")
+
+
+WRONG_FILES = {
+    "a tensor twice": (repeated, ["model-00001-of-00002.safetensors and model-00002-of-00002",
+                                  "model.embed_tokens.weight", "expected it once"]),
+    "no shards": (lambda f: wrong_index(f, lambda i: {"weight_map": {}}), [INDEX, "weight_map"]),
+    "no map": (lambda f: wrong_index(f, lambda i: {"weight_map": [1]}), [INDEX, "weight_map"]),
+    "a path": (lambda f: wrong_index(f, lambda i: {"weight_map": {"a": "../model.safetensors"}}),
+               [INDEX, "'../model.safetensors'", "same directory"]),
+    "a number": (lambda f: wrong_index(f, lambda i: {"weight_map": {"a": 1}}), [INDEX, "has 1,"]),
+    "a shard too few": (lambda f: (sharded(f), os.remove(f / "model-00002-of-00002.safetensors")),
+                        ["model-00002-of-00002.safetensors: No such file"]),
+    "another name": (lambda f: os.rename(f / "model.safetensors", f / "weights.safetensors"),
+                     ["expected model.safetensors or", "found weights.safetensors"])}
+
+
+@pytest.mark.parametrize("name", WRONG_FILES)
+def test_files_that_do_not_fit_are_named(name, tokenizer, tmp_path, capsys):
+    edit, words = WRONG_FILES[name]
+    folder = as_folder(tmp_path, tokenizer)
+    edit(folder)
+    refused(capsys, "import", folder, tmp_path / "b.bin", words=[folder, *words])
+
+
+def test_the_hub_gives_the_files_of_the_model_alone(tokenizer, tmp_path, monkeypatch):
+    """All of one commit: its name is the revision of the second call."""
+    folder = as_folder(tmp_path, tokenizer)
+    index = sharded(folder)
+    for name, tensors in OTHERS.values():
+        write_tensors(folder / name, {"format": "pt"}, tensors, "")
+    monkeypatch.chdir(tmp_path)
+    hub = Hub(folder)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    run("import", "org/name@main", "out.bin")
+    assert hub.revisions == ["main", "0" * 40]
+    assert {x.name for x in hub.at.glob("*.safetensors")} == {*index.values(), "mtp.safetensors"}
+
+
+# ---- tied embeddings
+def with_tensors(folder, change_):
+    path = folder / "model.safetensors"
+    tensors = {name: x.copy() for name, x in map_tensors(path)[1].items()}
+    change_(tensors)
+    write_tensors(path, {"format": "pt"}, tensors, "")
+
+
+TIED = {                     # changes of the tensors: (change, is the output tied)
+    "embeddings alone": (lambda t: t.pop("lm_head.weight"), True),
+    "the output alone": (lambda t: t.pop("model.embed_tokens.weight"), True),
+    "twice the same": (lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"]}),
+                       True),
+    "two matrices": (lambda t: t.update({"lm_head.weight": noise()}), False),
+    "one number differs": (lambda t: t.update({"lm_head.weight": np.where(
+        np.arange(8) < 7, t["model.embed_tokens.weight"], 0.5).astype(np.float32)}), False)}
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_tied_embeddings_are_those_of_transformers(name, tokenizer, tmp_path, capsys):
+    transformers = needs("transformers")
+    change_, tied = TIED[name]
+    folder = as_folder(tmp_path, tokenizer, tie_word_embeddings=True)
+    with_tensors(folder, change_)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    capsys.readouterr()
+    found = llama_of_folder(folder)
+    assert found.cfg.tie_embeddings == tied
+    assert ("tie_word_embeddings, but" in capsys.readouterr().err) == (not tied)
+    head = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    for ours, weight in (("model.embed_tokens.weight", theirs.model.embed_tokens.weight),
+                         (head, theirs.lm_head.weight)):
+        assert np.array_equal(found.read(ours, 0, 512), weight.detach().numpy())
+    assert ("lm_head.weight" in found.shapes) == (not tied)
+
+
+@pytest.mark.parametrize("stored, differs", [([1, 0.01], False), ([1, 0.0100098], False),
+                                             ([1, 0.02], True), ([1, 0.01, 1], True)])
+def test_frequencies_of_older_files_are_compared(stored, differs, tokenizer, tmp_path, capsys):
+    """As in transformers, config.json decides; here a note says if the file has others."""
+    folder = as_folder(tmp_path, tokenizer)
+    name = "model.layers.{}.self_attn.rotary_emb.inv_freq"
+    with_tensors(folder, lambda t: t.update(
+        {name.format(k): np.array(stored, np.float32) for k in range(2)}))
+    run("import", folder, tmp_path / "b.bin")
+    err = capsys.readouterr().err
+    assert err.count("differs from the frequencies of RoPE") == differs
+
+
+# ---- settings, in the order of transformers
+@pytest.mark.parametrize("generation, config", [
+    ("absent", [1, 2]), ([3], [1, 2]), (3, 1), ("absent", 1), ("absent", "absent")])
+def test_the_ends_of_answers_are_those_of_transformers(generation, config, tokenizer, tmp_path):
+    """generation_config.json if it is there, else config.json"""
+    transformers = needs("transformers")
+    folder = as_folder(tmp_path, tokenizer, eos_token_id=config)
+    first = min(tokenizer.specials.values()) - 1
+
+    def moved(ids):          # 1, 2, 3: the special tokens
+        return [first + k for k in ids] if isinstance(ids, list) else ids and first + ids
+
+    change(folder / "config.json", eos_token_id=config if config == "absent" else moved(config))
+    os.remove(folder / "generation_config.json")
+    if generation != "absent":
+        (folder / "generation_config.json").write_text(json.dumps({
+            "eos_token_id": moved(generation)}), encoding="utf-8")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).generation_config
+    want = theirs.eos_token_id
+    want = want if isinstance(want, list) else [] if want is None else [want]
+    found = Settings(folder).ends(tokenizer)
+    assert [tokenizer.specials[name] for name in found] == want
+
+
+def test_an_end_that_is_no_special_token_is_noted(tokenizer, tmp_path, capsys):
+    folder = as_folder(tmp_path, tokenizer)
+    change(folder / "generation_config.json", eos_token_id=[64, 10 ** 6])
+    change(folder / "tokenizer_config.json", eos_token="<|gone|>")
+    run("import", folder, tmp_path / "b.bin")
+    err = capsys.readouterr().err
+    assert "eos_token_id 64 is the ordinary token 'a'" in err
+    assert "eos_token_id 1000000 is no token" in err and "<|gone|> ends an answer, but" in err
+
+
+TOKENS = "bos_token", "eos_token", "pad_token", "unk_token"
+SOURCES = [                  # (tokenizer_config.json, special_tokens_map.json)
+    (dict(eos_token="</s>"), dict(bos_token="<|im_start|>")),
+    (dict(eos_token="</s>", bos_token=None), dict(bos_token="<|im_start|>")),
+    (dict(eos_token="</s>"), dict(eos_token={"content": "<|im_end|>"}, pad_token="</s>")),
+    (dict(eos_token="</s>", added_tokens_decoder={}), dict(eos_token="<|im_end|>")),
+    (dict(eos_token={"content": "</s>", "__type": "AddedToken"}), None),
+    (dict(tokenizer_class="LlamaTokenizer"), None), ({}, None)]
+
+
+@pytest.mark.parametrize("words, mapped", SOURCES)
+def test_special_tokens_are_those_of_transformers(words, mapped, tokenizer, tmp_path):
+    transformers = needs("transformers")
+    folder = as_folder(tmp_path, tokenizer)
+    words = {"tokenizer_class": "PreTrainedTokenizerFast", **words}
+    (folder / "tokenizer_config.json").write_text(json.dumps(words), encoding="utf-8")
+    if mapped is not None:
+        (folder / "special_tokens_map.json").write_text(json.dumps(mapped), encoding="utf-8")
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    settings_ = Settings(folder)
+    settings_.tokenizer(512)
+    for name in TOKENS:
+        assert settings_.token(name) == (getattr(theirs, name) or ""), name
+
+
+def test_a_token_that_one_file_alone_names_is_taken_from_there(tokenizer, tmp_path):
+    """Also where transformers would not look for it, as added_tokens_decoder is there."""
+    folder = as_folder(tmp_path, tokenizer)
+    change(folder / "tokenizer_config.json", added_tokens_decoder={}, bos_token="absent")
+    (folder / "special_tokens_map.json").write_text('{"bos_token": "<|im_start|>"}', "utf-8")
+    assert llama_of_folder(folder).bos == "<|im_start|>"
+
+
+@pytest.mark.parametrize("in_config, in_file, want", [
+    ("one", None, "one"), ("one", "two", "two"), (None, "two", "two"), (None, None, ""),
+    ([{"name": "default", "template": "one"}, {"name": "tool_use", "template": "x"}], None, "one"),
+    ({"default": "one", "x": "y"}, None, "one")])
+def test_the_template_is_that_of_transformers(in_config, in_file, want, tokenizer, tmp_path):
+    transformers = needs("transformers")
+    folder = as_folder(tmp_path, tokenizer)
+    change(folder / "tokenizer_config.json", chat_template=in_config)
+    if in_file:
+        (folder / "chat_template.jinja").write_text(in_file, encoding="utf-8")
+    assert llama_of_folder(folder).template == want
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    assert (theirs.get_chat_template() if want else theirs.chat_template or "") == want
+
+
+def test_a_template_gets_the_tokens_that_it_names(tokenizer, tmp_path):
+    """pad_token and others, which a checkpoint has no place for; transformers writes the same."""
+    transformers = needs("transformers")
+    needs("jinja2")
+    folder = as_folder(tmp_path, tokenizer)
+    written = "\n\n{{ pad_token }}{{ unk_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    change(folder / "tokenizer_config.json", chat_template=written, pad_token="<|im_end|>")
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    want = theirs.apply_chat_template(dicts(HELLO), tokenize=False, add_generation_prompt=True)
+    found = llama_of_folder(folder)
+    assert render(found.template, HELLO, ne.State(eos="</s>")) == want
+    assert want.startswith("\n\n<|im_end|>")
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("adds", [None, False, True])
+@pytest.mark.parametrize("bos", [None, "<|im_start|>"])
+def test_the_beginning_of_texts_is_that_of_transformers(begins, adds, bos, tmp_path, tokenizer):
+    """tokenizer.json says it; transformers 5 ignores add_bos_token beside it."""
+    transformers = needs("transformers")
+    folder = as_folder(tmp_path, tokenizer)
+    if begins:
+        k = tokenizer.specials["<|im_start|>"]
+        change(folder / "tokenizer.json", post_processor=dict(
+            type="TemplateProcessing",
+            single=[dict(SpecialToken=dict(id="<|im_start|>", type_id=0)),
+                    dict(Sequence=dict(id="A", type_id=0))],
+            pair=[dict(Sequence=dict(id="A", type_id=0)), dict(Sequence=dict(id="B", type_id=1))],
+            special_tokens={"<|im_start|>": dict(id="<|im_start|>", ids=[k],
+                                                 tokens=["<|im_start|>"])}))
+    change(folder / "tokenizer_config.json", add_bos_token=adds, bos_token=bos)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)("to be")["input_ids"]
+    assert llama_of_folder(folder).tokenizer.encode_whole("to be").tolist() == theirs
+
+
+@pytest.mark.parametrize("entries", [
+    dict(rope_scaling=dict(rope_type="linear", factor=2.0),
+         rope_parameters=dict(rope_type="linear", factor=4.0, rope_theta=500.0)),
+    dict(rope_theta=700.0, rope_parameters=dict(rope_type="default", rope_theta=500.0)),
+    dict(rope_theta=700.0, rope_scaling=dict(type="linear", factor=2.0)),
+    dict(original_max_position_embeddings=4, max_position_embeddings=64, rope_parameters=dict(
+        rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=500.0)),
+    dict(max_position_embeddings=64, rope_parameters=dict(
+        rope_type="yarn", factor=None, original_max_position_embeddings=16, beta_fast=0)),
+    dict(max_position_embeddings=64, rope_scaling=dict(rope_type="llama3", factor=8.0,
+                                                       low_freq_factor=1.0, high_freq_factor=4.0))])
+def test_the_settings_of_rope_are_those_of_transformers(entries, tmp_path):
+    """Each may stand in rope_scaling, rope_parameters, or beside them."""
+    transformers = needs("transformers")
+    config = dict(model_type="llama", vocab_size=512, hidden_size=48, intermediate_size=80,
+                  num_hidden_layers=1, num_attention_heads=6, **entries)
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    theirs = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.from_pretrained(tmp_path))
+    rope = theirs.model.rotary_emb
+    angle = np.outer(np.arange(8), rope.inv_freq.numpy().astype(np.float64))
+    cos, sin = ne.rope_table(llama_config(config), np.float64)
+    assert np.abs(cos[:8] - rope.attention_scaling * np.cos(angle)).max() < 1e-5
+    assert np.abs(sin[:8] - rope.attention_scaling * np.sin(angle)).max() < 1e-5
+
+
+# ---- reasons
+PYTHON = ("object is not", "has no attribute", "unpack", "must be str", "not supported between",
+          "indices", "unhashable", "out of range", "argument", "codec", "NoneType", "not iterable",
+          "reshape", "literal", "division", "broadcast", "operand", "recursion", "TypeError")
+
+
+def places_in(x, at=()):
+    """The paths of the values of JSON, at most 5 in each list or object"""
+    yield at
+    items = x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, list) else ()
+    for key, value in [*items][:5]:
+        yield from places_in(value, (*at, key))
+
+
+def replaced(x, at, value):
+    if not at:
+        return value
+    copy = {**x} if isinstance(x, dict) else [*x]
+    copy[at[0]] = replaced(x[at[0]], at[1:], value)
+    return copy
+
+
+NASTY = [None, -1, 0, 1 << 40, 1.5, "", "x", True, [], {}, [[1]], [None], {"type": 1}]
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json",
+                                  "generation_config.json", "special_tokens_map.json", INDEX])
+def test_no_reason_is_an_error_of_python(name, tokenizer, tmp_path):
+    """Each value of each file in turn becomes one of another type or size."""
+    folder, rng = as_folder(tmp_path, tokenizer), random.Random(name)
+    sharded(folder)
+    change(folder / "tokenizer_config.json", chat_template=[{"name": "default", "template": "a"}])
+    change(folder / "generation_config.json", eos_token_id=[1, 2])
+    (folder / "special_tokens_map.json").write_text('{"bos_token": {"content": "</s>"}}', "utf-8")
+    root = json.loads((folder / name).read_text("utf-8"))
+    if name == "config.json":
+        root |= dict(rope_scaling=dict(rope_type="yarn", factor=2.0, beta_fast=32, mscale=1.0),
+                     layer_types=["full_attention"] * 2)
+    if name == "tokenizer.json":
+        root["pre_tokenizer"] = dict(type="Sequence", pretokenizers=[
+            dict(type="Digits", individual_digits=True), root["pre_tokenizer"]])
+        root["post_processor"] = tokenizer_template(tokenizer)
+    refusals = 0
+    for at in places_in(root):
+        for value in rng.sample(NASTY, 5):
+            (folder / name).write_text(json.dumps(replaced(root, at, value)), encoding="utf-8")
+            try:
+                with reading_form(folder, "give a Llama"):           # as import_llama does
+                    llama_of_folder(folder)
+            except ne.UserError as e:
+                refusals += 1
+                assert not any(words in str(e) for words in PYTHON), (at, value, str(e))
+    assert refusals > 4
+
+
+def tokenizer_template(tokenizer):
+    begins = bpe.Tokenizer(tokenizer._ids, tokenizer._lines, SPECIALS,
+                           begins=(tokenizer.specials["</s>"],))
+    return json.loads(begins.to_json())["post_processor"]
+
+
+WHAT = {                     # what a file is: (name, first bytes, words)
+    "a text": ("s.txt", b"To be, or not to be, that is", "it is a text"),
+    "a short text": ("s", b"hi\n", "it is a text"),
+    "JSON": ("config.json", b'{"model_type": "llama"}', "a JSON file; name its directory"),
+    "weights": ("model.safetensors", (2).to_bytes(8, "little") + b"{}    ", "name its directory"),
+    "a checkpoint": ("a.bin", (2).to_bytes(8, "little") + b"{}    ", "needs no import"),
+    "PyTorch": ("pytorch_model.bin", b"PK\3\4" + bytes(20), "a file of PyTorch"),
+    "nothing": ("x.gguf", b"", "it is empty"), "noise": ("x", b"\0\1\2" * 9, "not a GGUF file")}
+
+
+@pytest.mark.parametrize("name", WHAT)
+def test_a_file_of_another_kind_is_called_what_it_is(name, tmp_path, monkeypatch, capsys):
+    """Before any package is missed"""
+    file, content, words = WHAT[name]
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    (tmp_path / file).write_bytes(content)
+    line = refused(capsys, "import", tmp_path / file, tmp_path / "b.bin", words=[file, words])
+    assert "pip" not in line
+
+
+def test_a_name_that_could_be_both_is_first_called_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    line = refused(capsys, "import", "nothere/model", "x.bin")
+    assert line.index("no such directory") < line.index("Hugging Face Hub") < line.index("pip")
+    assert pathlib.Path("x.bin").exists() is False
+
+
+def test_a_long_template_is_refused(tokenizer, tmp_path, capsys):
+    folder = as_folder(tmp_path, tokenizer)
+    for size, words in ((TEMPLATE_BYTES, None), (TEMPLATE_BYTES + 2, f"{TEMPLATE_BYTES + 2:,}")):
+        (folder / "chat_template.jinja").write_text("\u00e9" * (size // 2), encoding="utf-8")
+        if words:
+            refused(capsys, "import", folder, tmp_path / "c.bin", words=[words, "shorten"])
+        else:
+            run("import", folder, tmp_path / "b.bin")

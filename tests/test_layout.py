@@ -218,8 +218,8 @@ def test_a_verb_loads_no_module_of_another():
                    if x.is_dir() and x.name not in (*LOWER, "__pycache__"))
     code = LOADED.format(root=str(ROOT), higher=higher)
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    formats = ["interchange.gguf", "interchange.huggingface", "interchange.llama",
-               "interchange.tokenizers"]
+    formats = ["interchange.forms", "interchange.gguf", "interchange.huggingface",
+               "interchange.llama", "interchange.templates", "interchange.tokenizers"]
     tuning = ["tuning.examples", "tuning.formats", "tuning.sft"]
     assert json.loads(said.stdout.splitlines()[-1]) == {
         "train": [], "sft": tuning, "dpo": ["tuning.dpo", *tuning], "chat": [], "generate": [],

@@ -1,7 +1,9 @@
 """Chat templates: the ids of a conversation against transformers, and what users cannot do."""
+import concurrent.futures
 import contextlib
 import re
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +17,8 @@ from texts import TORTURE
 
 import bpe
 import nanoeuler as ne
-from nanoeuler_parts.interchange.templates import render, renderer
+from nanoeuler_parts.interchange import templates
+from nanoeuler_parts.interchange.templates import TEMPLATE_BYTES, checking, render, renderer
 from nanoeuler_parts.tools.terminal import Terminal
 
 pytestmark = pytest.mark.unit
@@ -252,13 +255,21 @@ def test_messages_may_be_objects_of_json(tokenizer):
 
 # ---- limits of time, memory and text
 @pytest.mark.parametrize("template, words", [
-    ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "more than"),
-    ("{{ 9 ** (9 ** 9) }}", "more than"),
-    ("{{ lipsum(n=10 ** 7) }}", "more than"),
-    ("{{ 'a' * 10 ** 9 }}", "MemoryError"),
-    ("{{ 'a'.center(10 ** 9) }}", "MemoryError"),
-    ("{% for a in range(99999) %}{{ 'a' * 999 }}{% endfor %}", "longer than"),
-    ("{{ 'a' * 2 ** 25 }}", "longer than"),
+    ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+     "needs more than 300,000 steps"),
+    ("{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+     "needs more than 300,000 steps"),
+    ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+     "needs more than 300,000 steps"),
+    ("{% macro f() %}{{ caller() }}{% endmacro %}{% for a in range(99999) %}{% for b in range(9) %}"
+     "{% call f() %}{% endcall %}{% endfor %}{% endfor %}", "needs more than 300,000 steps"),
+    ("{{ 9 ** (9 ** 9) }}", "more than 2 s"),
+    ("{{ lipsum(n=10 ** 7) }}", "more than 2 s"),
+    ("{{ 'a' * 10 ** 9 }}", "needs more than 512 MB"),
+    ("{{ 'a'.center(10 ** 9) }}", "needs more than 512 MB"),
+    ("{% for a in range(99999) %}{{ 'a' * 999 }}{% endfor %}", "needs more than 1,048,7.. char"),
+    ("{{ 'a' * 2 ** 25 }}", "needs more than 1,048,7.. char"),
+    ("a" * (TEMPLATE_BYTES + 1), "has 262,145 bytes, expected at most 262,144"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError")])
 def test_a_template_has_limits(template, words):
     """One line, and the next template is rendered as ever.  (That a template ends is proved by the
@@ -270,6 +281,92 @@ def test_a_template_has_limits(template, words):
     assert render("{{ messages[0].content }}", HELLO, STATE) == "Hello  there"
 
 
+def test_limits_are_of_bytes_and_steps(monkeypatch):
+    """The same on each machine: what just fits, fits, and one more does not."""
+    needs("jinja2")
+    text = "{% for a in range(N) %}{% endfor %}{{ messages[0].content }}"
+    steps = 2_000
+    monkeypatch.setattr(templates, "TEMPLATE_STEPS", steps)
+    assert render(text.replace("N", str(steps)), HELLO, STATE) == "Hello  there"
+    with pytest.raises(ne.UserError, match="needs more than 2,000 steps"):
+        render(text.replace("N", str(steps + 1)), HELLO, STATE)
+    most = templates.TEMPLATE_ADDS + 4 * sum(len(text) for _, text in HELLO)
+    assert len(render(f"{{{{ 'a' * {most} }}}}", HELLO, STATE)) == most
+    with pytest.raises(ne.UserError, match=f"needs more than {most:,} characters"):
+        render(f"{{{{ 'a' * {most + 1} }}}}", HELLO, STATE)
+
+
+def test_all_renderings_of_a_conversation_share_their_steps(monkeypatch, tokenizer):
+    """A conversation is rendered some seven times, so a template that just fits once does not."""
+    needs("jinja2")
+    monkeypatch.setattr(templates, "TEMPLATE_STEPS", 1_000)
+    template = for_each("m.content") + "{% for a in range(900) %}{% endfor %}"
+    assert render(template, HELLO, STATE)
+    with pytest.raises(ne.UserError, match="needs more than 1,000 steps"):
+        ne.chat_ids(template, HELLO, STATE, tokenizer)
+
+
+@pytest.mark.parametrize("template", [
+    "{%" * (TEMPLATE_BYTES // 2), "{{ '" * (TEMPLATE_BYTES // 4), "{%" + " " * (TEMPLATE_BYTES - 2),
+    "{{ " + "(" * (TEMPLATE_BYTES // 2), "{% if 1 %}" * (TEMPLATE_BYTES // 10),
+    "x" * (TEMPLATE_BYTES - 40) + "{{ messages[0].content | upper }}"])
+def test_a_longest_template_is_soon_answered(template, tokenizer):
+    """Nothing here takes more time than in proportion to the template; the limit of CPU time of
+    this test is ten times what it takes."""
+    needs("jinja2")
+    began = time.process_time()
+    try:
+        ne.chat_ids(template, [("user", "sTRa\u00dfe \u0130 {% a")], STATE, tokenizer)
+    except ne.UserError as e:
+        assert "--template" in str(e) and "\n" not in str(e)
+    assert time.process_time() - began < 20
+
+
+def test_a_template_with_very_many_words_is_refused(tokenizer):
+    needs("jinja2")
+    strings = "".join(f"{{% if 'word{k}' in messages[0].content %}}{{% endif %}}"
+                      for k in range(templates.TEMPLATE_STRINGS + 1))
+    upper = "{{ messages[0].content | capitalize }}"
+    with pytest.raises(ne.UserError, match="1,00. different strings, expected at most 1,000"):
+        ne.chat_ids(strings + upper, [("user", "hello there")], STATE, tokenizer)
+    n = templates.TEMPLATE_WORDS + 1
+    said = " ".join(f"word{k}" for k in range(n))
+    few = "".join(f"{{% set a = 'word{k}' %}}" for k in range(n))
+    with pytest.raises(ne.UserError, match="the messages contain .* strings"):
+        ne.chat_ids(few + upper, [("user", said)], STATE, tokenizer)
+
+
+class Left(Exception):
+    """The client has left"""
+
+
+def test_rendering_ends_when_its_caller_says_so():
+    """Within one check, and the next rendering gets its own answer."""
+    needs("jinja2")
+    assert render("{{ 1 }}", HELLO, STATE) == "1"
+    process, calls = renderer().process, []
+
+    def check():
+        calls.append(1)
+        if len(calls) > 2:
+            raise Left
+
+    with checking(check), pytest.raises(Left):
+        render("{{ 9 ** (9 ** 9) }}", HELLO, STATE)
+    assert len(calls) == 3 and process.poll() is not None
+    assert render("{{ 2 }}", HELLO, STATE) == "2"
+
+
+def test_each_thread_has_its_own_rendering_process():
+    """So a slow template of one model does not delay another one."""
+    needs("jinja2")
+    render("{{ 1 }}", HELLO, STATE)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        texts = [*pool.map(lambda k: render(f"{{{{ {k} }}}}", HELLO, STATE), range(20))]
+        others = {*pool.map(lambda _: id(renderer()), range(2))}
+    assert texts == [str(k) for k in range(20)] and id(renderer()) not in others
+
+
 def test_what_is_late_is_not_the_next_answer(monkeypatch):
     """Ctrl-C while a template is rendered."""
     needs("jinja2")
@@ -279,12 +376,107 @@ def test_what_is_late_is_not_the_next_answer(monkeypatch):
         def write(self, line):
             raise KeyboardInterrupt
 
-    process = renderer()
+        def close(self):
+            """As a pipe"""
+
+    process = renderer().process
     with monkeypatch.context() as patch:
         patch.setattr(process, "stdin", Interrupted())
         with pytest.raises(KeyboardInterrupt):
             render("{{ 2 }}", HELLO, STATE)
     assert process.poll() is not None and render("{{ 3 }}", HELLO, STATE) == "3"
+
+
+# ---- what transformers gives to a template
+GIVEN = {                    # what a template may call there, with its arguments
+    "tojson": "{{ messages | tojson }}", "ascii": "{{ messages | tojson(ensure_ascii=true) }}",
+    "not ascii": "{{ messages | tojson(false) }}", "indent": "{{ messages | tojson(indent=2) }}",
+    "separators": "{{ messages | tojson(separators=(',', ':')) }}",
+    "sort_keys": "{{ messages | tojson(sort_keys=true) }}",
+    "all": "{{ messages | tojson(ensure_ascii=true, indent=1, separators=(',', ': '), "
+           "sort_keys=true) }}",
+    "markup": "{{ '<a> & \\u00e9' | tojson }}{{ 'a' | upper | tojson }}",
+    "date": "{{ strftime_now('%Y') }}{{ strftime_now(format='%d %B') }}",
+    "break": "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}a{% endfor %}",
+    "continue": "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}a{% endfor %}",
+    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"
+                  "{% endfor %}",
+    "blanks": "a\n  {%- generation -%}\n b \n{%- endgeneration -%}\n c",
+    "blanks left": "a\n  {%+ generation %}\n b \n  {% endgeneration %}\n c",
+    "a scope": "{% set x = 1 %}{% generation %}{% set x = 2 %}{% endgeneration %}{{ x }}",
+    "a scope and a namespace": "{% set n = namespace(x=1) %}{% generation %}{% set n.x = 2 %}"
+                               "{% endgeneration %}{{ n.x }}",
+    "the words": "{{ 'generation' }}{% raw %}{% generation %}{% endraw %}",
+    "dict": "{{ dict(a=1) }}{{ dict.fromkeys('ab') }}", "namespace": "{{ namespace(a=1).a }}",
+    "range": "{{ range(3) | list }}{{ cycler('a', 'b').next() }}",
+    "nothing": "{{ tools is none }}{{ documents is none }}{{ x is defined }}",
+    "filters": "{{ messages | map(attribute='role') | unique | join(' ') }}{{ ' a ' | trim }}x",
+    "a macro": "{% macro f(x) %}<{{ x }}>{% endmacro %}{% for m in messages if m.role != 'user' %}"
+               "{{ f(m.content) }}{% else %}none{% endfor %}",
+    "a recursive loop": "{% for m in [[1, [2]]] recursive %}{{ m if m is number else loop(m) }}"
+                        "{% endfor %}"}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_template_gets_what_transformers_gives(name):
+    needs("jinja2")
+    needs("transformers")
+    from transformers.utils.chat_template_utils import render_jinja_template
+    messages = [*HELLO, ("user", "<b> \u00e9 \U0001f600 \"q\" &")]
+    [want], _ = render_jinja_template([dicts(messages)], chat_template=GIVEN[name],
+                                      add_generation_prompt=True)
+    assert render(GIVEN[name], messages, STATE) == want
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no turns') }}", "{{ strftime_now() }}",
+                                      "{{ strftime_now('%Y', 1) }}", "{{ 'a' | tojson(x=1) }}"])
+def test_a_template_fails_where_transformers_fails(template):
+    needs("jinja2")
+    needs("transformers")
+    from transformers.utils.chat_template_utils import render_jinja_template
+    with pytest.raises(Exception, match="no turns|argument"):
+        render_jinja_template([dicts(HELLO)], chat_template=template)
+    with pytest.raises(ne.UserError, match="no turns|argument"):
+        render(template, HELLO, STATE)
+
+
+# ---- words that a template looks for
+TOGETHER = {                 # templates that look for several words at once, and answers
+    "both": ("'<think>' in c and '</think>' in c", "<think>a</think>b"),
+    "one of two": ("'<think>' in c or '</think>' in c", "<think>a</think>b"),
+    "three": ("'<think>' in c and '</think>' in c and 'END' in c", "<think>a</think>b END"),
+    "one of a pair": ("('<think>' in c and '</think>' in c) or 'END' in c", "a <think> END")}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_words_are_examined_together(name, tokenizer, theirs):
+    """As in the templates that trl trains Qwen3 with"""
+    needs("jinja2")
+    condition, answer = TOGETHER[name]
+    template = ("{% for m in messages %}{{ '<|im_start|>' + m.role }}{% set c = m.content %}"
+                f"{{% if m.role == 'assistant' and ({condition}) %}}"
+                "{% set c = c.split('</think>')[-1] %}{{ '(thought)' }}{% endif %}"
+                "{{ c + '<|im_end|>' }}{% endfor %}")
+    messages = [("user", "q"), ("assistant", answer), ("user", "<b> END")]
+    got = ne.chat_ids(template, messages, STATE, tokenizer)
+    assert tokenizer.decode(got).decode() == render(template, messages, STATE)
+    assert specials_of(got, tokenizer) == [tokenizer.specials[name] for name in (
+        "<|im_start|>", "<|im_end|>") * 3]
+
+
+def test_words_without_effect_get_marks(tokenizer):
+    """The set that is shown is a smallest one: each word of it is needed."""
+    needs("jinja2")
+    template = ("{% set noise = ['alpha', 'beta', 'gamma', 'delta'] %}{% for m in messages %}"
+                "{% if 'one' in m.content and 'two' in m.content %}!{% endif %}{{ m.content }}"
+                "{% endfor %}")
+    messages = [("user", "alpha one beta two gamma delta")]
+    plain = render(template, messages, STATE)
+    work = templates.Work()
+    found = templates.words_looked_for(template, messages, STATE, work, plain)
+    assert {role: sorted(words) for role, words in found.items()} == {"user": ["one", "two"]}
+    assert work.steps < templates.TEMPLATE_STEPS
+    assert templates.words_looked_for(template, messages, STATE, work, "other") == {}
 
 
 # ---- the ids of special tokens
@@ -301,7 +493,7 @@ def test_special_tokens_of_a_template(monkeypatch):
     """The longest of those that begin alike; a tokenizer that has none cuts nowhere."""
     two, none = (bpe.train(b"Hello " * 9, 262, names) for names in (("<s", "<s>", "<s>>"), ()))
 
-    def render_first(template, conversations, state):
+    def render_first(template, conversations, state, work):
         return [f"<s>{messages[0][1]}<sHello" for messages in conversations]
 
     monkeypatch.setattr("nanoeuler_parts.interchange.templates.render_each", render_first)
@@ -311,7 +503,7 @@ def test_special_tokens_of_a_template(monkeypatch):
     assert ne.chat_ids("{{ it }}", HELLO[:1], STATE, none) == plain
     with pytest.raises(ne.UserError, match="--template"):
         monkeypatch.setattr("nanoeuler_parts.interchange.templates.render_each",
-                            lambda _, conversations, state: [""] * len(conversations))
+                            lambda _, conversations, *more: [""] * len(conversations))
         ne.chat_ids("{{ it }}", HELLO[:1], STATE, two)
 
 

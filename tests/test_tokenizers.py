@@ -20,7 +20,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 import bpe
 import nanoeuler as ne
 from nanoeuler_parts.files.corpora import Corpus
-from nanoeuler_parts.interchange.tokenizers import gguf_of_tokenizer, tokenizer_of_gguf
+from nanoeuler_parts.interchange.forms import reading_form
+from nanoeuler_parts.interchange.tokenizers import (gguf_of_tokenizer, tokenizer_of_gguf,
+                                                    tokenizer_of_json)
 from nanoeuler_parts.tokenizers.bytelevel import nfc
 from nanoeuler_parts.tokenizers.families import tokenizer_of, tokenizer_of_model
 from nanoeuler_parts.tokenizers.sentencepiece import merges_of
@@ -460,17 +462,112 @@ def test_a_folder_with_tokenizer_model_alone(tmp_path):
     assert c.tokenizer.encode(PROSE).tolist() == ours.encode(PROSE).tolist()
 
 
-def test_the_configuration_says_what_begins_a_text(tokenizer, tmp_path, capsys):
-    folder = as_folder(tmp_path, tokenizer)
-    for adds, bos, n in ((True, "</s>", 1), (True, None, 0), (False, "</s>", 0)):
+def test_the_configuration_says_what_begins_a_text(tmp_path, capsys):
+    """With tokenizer.model alone: beside tokenizer.json, transformers 5 ignores add_bos_token."""
+    listed = listed_pieces()
+    ours = tokenizer_of_model(model_file(listed), ["<s>"])
+    path = write(tmp_path / "a.bin", ne.replace(TINY, vocab_size=ours.vocab_size, n_mtp=1), ours)
+    folder = tmp_path / "hf"
+    run("export", path, folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(model_file(listed))
+    for adds, bos, begins in ((True, "</s>", [2]), (None, None, [1]), (False, "</s>", [])):
         change(folder / "tokenizer_config.json", add_bos_token=adds, bos_token=bos)
         run("import", folder, tmp_path / "b.bin", "--force")
-        assert len(ne.read_checkpoint(str(tmp_path / "b.bin")).tokenizer.begins) == n
-    root = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    small = bpe.train(b"a b c d e f a b", 258)
-    (folder / "tokenizer.json").write_text(small.to_json(), encoding="utf-8")
-    refused(capsys, "import", folder, tmp_path / "c.bin", words=["258 tokens, but its model has"])
-    assert len(root["model"]["vocab"]) == 512
+        assert list(ne.read_checkpoint(str(tmp_path / "b.bin")).tokenizer.begins) == begins
+    change(folder / "tokenizer_config.json", add_bos_token=True, bos_token="e")
+    refused(capsys, "import", folder, tmp_path / "c.bin", words=["tokenizer.model"])
+    change(folder / "tokenizer_config.json", bos_token="<s>", add_eos_token=True)
+    refused(capsys, "import", folder, tmp_path / "c.bin", words=["after every text"])
+
+
+@pytest.mark.parametrize("n, noted", [(500, False), (480, False), (479, True)])
+def test_a_tokenizer_with_fewer_tokens_than_embeddings_is_noted(n, noted, tokenizer, tmp_path,
+                                                                capsys):
+    """transformers loads such a model, too."""
+    folder = as_folder(tmp_path, tokenizer)
+    bpe.train(PROSE.encode(), n).save(folder / "tokenizer.json")
+    run("import", folder, tmp_path / "b.bin")
+    err = capsys.readouterr().err
+    assert (f"the tokenizer has {n} tokens, but the model has 512 embeddings" in err) == noted
+    c = ne.read_checkpoint(str(tmp_path / "b.bin"))
+    assert c.tokenizer.vocab_size == 512 and max(c.tokenizer.encode(PROSE[:5000])) < n
+
+
+# ---- steps of a pre_tokenizer
+NUMBERS = {"type": "Split", "pattern": {"Regex": r"\p{N}"}, "behavior": "Isolated",
+           "invert": False}
+THREES = {**NUMBERS, "pattern": {"Regex": r"\p{N}{1,3}"}}
+SMALLS = {**NUMBERS, "pattern": {"Regex": "[a-z]+"}}
+WORDS = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+BYTES = {**WORDS, "use_regex": False}
+
+
+def with_steps(steps, normalizer=None):
+    root = json.loads(byte_level(QWEN2).to_str())
+    root["added_tokens"] = root["added_tokens"][:len(SPECIALS)]
+    root.update(pre_tokenizer={"type": "Sequence", "pretokenizers": steps}, normalizer=normalizer)
+    return root
+
+
+EMPTY = {"type": "Sequence", "normalizers": []}
+
+
+@pytest.mark.parametrize("steps, normalizer", [
+    ([NUMBERS, {**WORDS, "use_regex": True}], None),
+    ([{"type": "Sequence", "pretokenizers": [{**NUMBERS, "pattern": {"Regex": QWEN2}}]}, BYTES],
+     EMPTY),
+    ([{**NUMBERS, "pattern": {"Regex": QWEN2}}, BYTES],
+     {"type": "Sequence", "normalizers": [{"type": "NFC"}]})])
+def test_steps_of_known_parts_give_the_ids_of_tokenizers(steps, normalizer):
+    root = with_steps(steps, normalizer)
+    same_ids(tokenizer_of_json(json.dumps(root).encode(), 0), peer_of(json.dumps(root)))
+
+
+@pytest.mark.parametrize("steps, said", [
+    ([THREES, SMALLS, BYTES], r"Split \p{N}{1,3}, then Split [a-z]+, then ByteLevel"),
+    ([SMALLS, BYTES], "found [a-z]+"), ([NUMBERS], "Metaspace"), ([SMALLS, SMALLS], "[a-z]+"),
+    ([NUMBERS, SMALLS, WORDS], r"[a-z]+"), ([{**SMALLS, "pattern": {"String": "x"}}, BYTES], "x"),
+    ([THREES, {"type": "Punctuation"}, BYTES], r"Split \p{N}{1,3}, then Punctuation, then")])
+def test_steps_of_other_parts_are_named(steps, said):
+    with pytest.raises(bpe.UserError) as error:
+        tokenizer_of_json(json.dumps(with_steps(steps)).encode(), 0)
+    assert said in str(error.value) and "expected" in str(error.value)
+
+
+FORMS = {                    # changes of a tokenizer.json, and words of the line
+    "no model": (lambda r: r.pop("model"), "model is missing"),
+    "no vocab": (lambda r: r["model"].pop("vocab"), "model.vocab is missing"),
+    "a list of tokens": (lambda r: r["model"].update(vocab=[["a", 1.0]]), "model.vocab is [["),
+    "an id that is a text": (lambda r: r["model"]["vocab"].update(a="1"), "model.vocab.a is '1'"),
+    "a merge of three": (lambda r: r["model"].update(merges=["a b c"]), "'a b c', expected two"),
+    "a merge of one": (lambda r: r["model"].update(merges=[["a"]]), "expected two tokens"),
+    "a merge of numbers": (lambda r: r["model"].update(merges=[[1, 2]]), "model.merges[0][0] is 1"),
+    "an unknown merge": (lambda r: r["model"].update(merges=["a \u2603"]), "'\u2603' is missing"),
+    "an added token without a name": (lambda r: r["added_tokens"].append({"id": 1}),
+                                      "added_tokens[7].content is missing"),
+    "Unigram": (lambda r: r["model"].update(type="Unigram"), "model type is Unigram"),
+    "a step that is a text": (lambda r: r.update(pre_tokenizer="ByteLevel"),
+                              "pre_tokenizer is 'ByteLevel', expected an object or null"),
+    "steps that are a number": (lambda r: r["pre_tokenizer"].update(pretokenizers=3),
+                                "pre_tokenizer.pretokenizers is 3, expected a list"),
+    "a step without a type": (lambda r: r.update(normalizer={}), "normalizer.type is missing"),
+    "another normalizer": (lambda r: r.update(normalizer={"type": "NFKC"}), "NFC or none"),
+    "other words": (lambda r: r["pre_tokenizer"]["pretokenizers"][1].update(use_regex=True),
+                    "without a pattern"),
+    "a byte too few": (lambda r: r["model"]["vocab"].pop("\u00ff"),
+                       "expected a token for each byte"),
+    "ids above the limit": (lambda r: r["model"]["vocab"].update(zz=1 << 30), "token ids from 0")}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_each_check_of_a_tokenizer_refuses(name):
+    edit, words = FORMS[name]
+    root = json.loads(byte_level(QWEN2).to_str())
+    edit(root)
+    with pytest.raises(bpe.UserError) as error, reading_form("t.json", "mend it"):
+        tokenizer_of_json(json.dumps(root).encode(), 0)
+    assert words in str(error.value), str(error.value)
 
 
 # ---- where a text begins

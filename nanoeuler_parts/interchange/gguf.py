@@ -1,13 +1,16 @@
 """Writes and reads GGUF files, the format of llama.cpp, for the verbs `export` and `import`.  The
 package gguf implements the format."""
 import math
+import os
+import re
 from dataclasses import fields, replace
 
 import numpy as np
 
 from bpe import need
 from nanoeuler import ALPACA, Config, kept_of_frequency, llama_tensors, named, rope_frequency
-from nanoeuler_parts.files.safetensors import cut_short, note_large, release_pages
+from nanoeuler_parts.files.safetensors import AGAIN, cut_short, note_large, release_pages
+from nanoeuler_parts.interchange.forms import reading_form
 from nanoeuler_parts.interchange.llama import (
     FAMILIES, Found, growth, kind_of, LLAMA, llama_config, need_regular,
 )
@@ -34,8 +37,24 @@ def shortest(x):
 
 STOPS = "eot_token_id", "eom_token_id"       # of tokens that end an answer, besides eos_token_id
 
-def llama_of_gguf(path):
-    """The model of a GGUF file, as a `Found`."""
+# ==== Split files ====
+PART = re.compile(r"(.*-)(\d{5})-of-(\d{5})\.gguf")        # as gguf-split of llama.cpp names parts
+
+def parts_of(path, count):
+    """The paths of all parts of a split GGUF file of `count` parts, of which `path` is one"""
+    name = PART.fullmatch(os.path.basename(path))
+    need(name and int(name[3]) == count, f"it is a part of a split GGUF file of {count} parts; "
+         f"expected its name to end in -00001-of-{count:05}.gguf; join the parts with gguf-split "
+         f"of llama.cpp")
+    paths = [os.path.join(os.path.dirname(path), f"{name[1]}{k:05}-of-{count:05}.gguf")
+             for k in range(1, count + 1)]
+    missing = [part for part in paths if not os.path.exists(part)]
+    need(not missing, f"it is a part of a split GGUF file; expected {count} parts in one directory,"
+         f" {os.path.basename(missing[0]) if missing else ''} is missing")
+    return paths
+
+def read_gguf(path):
+    """({key: value}, {name: tensor}) of a GGUF file, or of all parts of a split one"""
     import gguf
 
     class Reader(gguf.GGUFReader):
@@ -47,19 +66,45 @@ def llama_of_gguf(path):
             need(end <= len(self.data), cut_short(len(self.data), end))
             return super()._get(offset, dtype, count, **order)
 
-    need_regular(path)
-    with open(path, "rb") as f:
-        need(f.read(4) == b"GGUF", "it is not a GGUF file")
-    file = Reader(path)
-    note_large(f"reading {path}", len(file.data))
-    meta = {key: x.contents() for key, x in file.fields.items()}
-    words = {key.removeprefix("tokenizer.ggml."): value for key, value in meta.items()}
-    need(sum(t.n_bytes for t in file.tensors) <= len(file.data), "its tensors overlap")
-    tokens, tokenizer = words.get("tokens"), tokenizer_of_gguf(words)
+    def read(path):
+        with reading_form(path, AGAIN):
+            need_regular(path)
+            with open(path, "rb") as f:
+                need(f.read(4) == b"GGUF", "it is not a GGUF file")
+            file = Reader(path)
+            note_large(f"reading {path}", len(file.data))
+            need(sum(t.n_bytes for t in file.tensors) <= len(file.data), "its tensors overlap")
+            return {key: x.contents() for key, x in file.fields.items()}, file.tensors
+
+    meta, listed = read(path)
+    count = meta.get("split.count", 1)
+    need(type(count) is int and 0 <= count < 1 << 16, f"split.count is {count!r:.40}")
+    if count > 1:
+        parts = [read(part) for part in parts_of(path, count)]
+        for k, (of_part, _) in enumerate(parts):
+            need(of_part.get("split.count") == count and of_part.get("split.no") == k,
+                 f"part {k + 1} of {count} belongs to another split file: it has split.no "
+                 f"{of_part.get('split.no')} and split.count {of_part.get('split.count')}")
+        meta, listed = parts[0][0], [t for _, tensors in parts for t in tensors]
+        total = meta.get("split.tensors.count", len(listed))
+        need(total == len(listed), f"expected {total} tensors in all parts, found {len(listed)}")
+    stored = {t.name: t for t in listed}
+    need(len(stored) == len(listed), "two tensors have the same name")
+    return meta, stored
+
+def llama_of_gguf(path):
+    """The model of a GGUF file, as a `Found`.  Of a split file, `path` is any part."""
+    import gguf
+    meta, stored = read_gguf(path)
+    words = {key.removeprefix("tokenizer.ggml."): value for key, value in meta.items()
+             if key.startswith("tokenizer.ggml.")}
+    tokenizer = tokenizer_of_gguf(words)
+    tokens = words["tokens"]
     architecture = meta["general.architecture"]
     of_model = {key.removeprefix(f"{architecture}."): shortest(value)
                 for key, value in meta.items()}
-    stored = {t.name: t for t in file.tensors}
+    template = meta.get("tokenizer.chat_template", "")
+    need(isinstance(template, str), f"tokenizer.chat_template is {template!r:.40}, expected a text")
     factors = stored.pop(ROPE_FREQS, None)
     cfg = llama_config({
         **entries_in(architecture, of_model), "vocab_size": len(tokens),
@@ -88,7 +133,7 @@ def llama_of_gguf(path):
 
     eos = special("eos_token_id")
     stops = dict.fromkeys(map(special, STOPS))
-    return Found(cfg, tokenizer, shapes, read, meta.get("tokenizer.chat_template", ""),
+    return Found(cfg, tokenizer, shapes, read, template,
                  special("bos_token_id"), eos, [name for name in stops if name not in ("", eos)])
 
 def gguf_meta(c):

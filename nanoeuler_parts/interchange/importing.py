@@ -6,7 +6,7 @@ import shlex
 
 import numpy as np
 
-from bpe import need, reading
+from bpe import need, regular
 from nanoeuler import (
     arg, expected_types, file_name, FORCE, in_int8, meta_of, Model, n_params, refuse_overwrite,
     State, tensor_shapes, to_bf16, typed,
@@ -15,18 +15,45 @@ from nanoeuler_parts.files.safetensors import (
     BLOCK, Computed, need_finite, note_large, write_tensors,
 )
 from nanoeuler_parts.files.writing import need_another
+from nanoeuler_parts.interchange.forms import reading_form
 from nanoeuler_parts.interchange.gguf import llama_of_gguf
-from nanoeuler_parts.interchange.huggingface import folder_of_hub, IN_HUB, llama_of_folder
+from nanoeuler_parts.interchange.huggingface import (
+    folder_of_hub, IN_HUB, llama_of_folder, note, WEIGHTS_OF_LLAMA,
+)
+from nanoeuler_parts.interchange.templates import need_short
 
 GIVE_A_LLAMA = ("give a Llama with a BPE tokenizer: a GGUF file, or a directory with config.json, "
                 "safetensors, tokenizer.json and tokenizer_config.json")
+
+def need_gguf(path):
+    """Rejects a file that is no GGUF file, and says what it is."""
+    with open(path, "rb", opener=regular) as f:
+        first = f.read(16)
+    if first[:4] == b"GGUF":
+        return
+    name, advice = os.path.basename(path), ""
+    kind = "not a GGUF file"
+    if first[:2] == b"PK" or first[:1] == b"\x80":
+        kind = "a file of PyTorch, which may contain programs"
+        advice = "; save the model with safetensors"
+    elif first[8:9] == b"{" and int.from_bytes(first[:8], "little") < os.path.getsize(path):
+        kind = "a safetensors file"
+        advice = ("; name its directory" if name in WEIGHTS_OF_LLAMA or "-of-" in name else
+                  "; a checkpoint of this program needs no import")
+    elif name.endswith(".json"):
+        kind, advice = "a JSON file", "; name its directory"
+    elif first and all(c in b"\t\n\r" or 32 <= c for c in first) and b"\0" not in first:
+        kind = "a text"
+    elif not first:
+        kind = "empty"
+    need(False, f"it is {kind}{advice}")
 
 def tensors_to_write(f, source, matrices):
     """{name: Computed} of a checkpoint for the model f, a Found.  Each tensor is read and converted
     while it is written, so the model never is in memory as a whole."""
     def rows_of(name):
         def rows(start, stop):
-            with reading(source, GIVE_A_LLAMA):
+            with reading_form(source, GIVE_A_LLAMA):
                 x = np.asarray(f.read(name, start, stop), np.float32)
                 need_finite(name, x, start)
             return x
@@ -57,19 +84,27 @@ def import_llama(source, out, dtype, force):
         source = folder_of_hub(source)
     for path in pathlib.Path(source).glob("*") if os.path.isdir(source) else ():
         need_another(out, path)
-    with reading(source, GIVE_A_LLAMA):
-        os.stat(source)                      # report a missing file before a missing package
-        f = llama_of_folder(source) if os.path.isdir(source) else llama_of_gguf(source)
+    with reading_form(source, GIVE_A_LLAMA):
+        if os.path.isdir(source):
+            f = llama_of_folder(source)
+        else:
+            need_gguf(source)                # before a missing package is named
+            f = llama_of_gguf(source)
+        need_short(f.template)
         state = State(kind="chat" if f.template else "base", template=f.template, bos=f.bos,
                       eos=f.eos, stops=list(f.stops), weights="" if dtype == "f32" else dtype,
                       options={"data": source}).check()
         need(f.tokenizer.vocab_size == f.cfg.vocab_size,
              f"its tokenizer has {f.tokenizer.vocab_size} tokens, but its model has "
              f"{f.cfg.vocab_size}")
+        for name in dict.fromkeys([f.eos, *f.stops]):
+            if name and name not in f.tokenizer.specials:
+                note(f"{source}: {name} ends an answer, but is no special token of the tokenizer, "
+                     f"so answers do not end there")
         shapes = tensor_shapes(f.cfg)
-        for name in f.shapes.keys() - {*shapes, "lm_head.weight"}:
-            need(name.endswith("inv_freq"),
-                 f"found the tensor {name}, which a Llama of this configuration does not have")
+        for name in sorted(f.shapes.keys() - {*shapes}):
+            need(False, f"found the tensor {name}, which a Llama of this configuration does not "
+                 f"have")
         for name, shape in shapes.items():
             of_file = f.shapes.get(name, "none")
             need(of_file == shape, f"expected {name} of shape {shape}, found {of_file}")

@@ -6,10 +6,11 @@ from collections import namedtuple
 from dataclasses import replace
 from typing import NamedTuple
 
-from bpe import need, read_bytes, reading
+from bpe import need, read_bytes
 from nanoeuler import Config
 from nanoeuler_parts.files.safetensors import AGAIN
 from nanoeuler_parts.files.texts import parse_json
+from nanoeuler_parts.interchange.forms import need_form, reading_form
 
 def need_regular(path):
     """Rejects pipes and devices: reading one might never end."""
@@ -51,6 +52,18 @@ COMPUTED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
 DEFAULTS = {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 REMEDY = "free space or choose another path"
 
+# The form of a config.json.  Config.check examines the values of the shape.
+MAY_BE_NULL = {"head_dim?": (int, type(None)), "sliding_window?": (int, type(None)),
+               "num_key_value_heads?": (int, type(None)), "rope_theta?": (float, type(None)),
+               "rope_scaling?": (dict, type(None)), "rope_parameters?": (dict, type(None)),
+               "max_window_layers?": (int, type(None)), "layer_types?": ([str], type(None)),
+               "original_max_position_embeddings?": (int, type(None)),
+               "tie_word_embeddings?": (bool, type(None)),
+               "use_sliding_window?": (bool, type(None))}
+ENTRIES = {"hidden_size": int, "num_attention_heads": int, "num_hidden_layers": int, **MAY_BE_NULL}
+# Entries that transformers reads from rope_parameters first, and else from config.json
+OF_ROPE = "rope_theta", "partial_rotary_factor"
+
 # A model to import.  shapes: {name: shape} of its tensors.  read(name, start, stop): these rows of
 # one of them, in float32.  eos, stops: names of the tokens that end an answer
 Found = namedtuple("Found", "cfg tokenizer shapes read template bos eos stops", defaults=[()])
@@ -70,19 +83,21 @@ def need_llama(config):
         found = ", ".join(map(str, found))
     need(kind, "its model_type is missing")
     names = ", ".join(family.name for family in FAMILIES.values())
-    need(kind in FAMILIES, f"expected one of {names}, found {found!s:.80}")
+    is_known = isinstance(kind, str) and kind in FAMILIES
+    need(is_known, f"expected one of {names}, found {found!s:.80}")
 
 def llama_config(entries, n_mtp=1):
     """The Config for the entries of a config.json.  Rejects values that nanoeuler.py does not
     implement.  Missing entries get the defaults of transformers."""
     need_llama(entries)
+    need_form(entries, ENTRIES, "")
     kind, n_head = entries["model_type"], entries["num_attention_heads"]
     rope = rope_entries(entries)
     c = {**COMPUTED, **DEFAULTS, "num_key_value_heads": n_head,
-         "head_dim": entries["hidden_size"] // n_head, "sliding_window": None,
+         "head_dim": entries["hidden_size"] // max(1, n_head), "sliding_window": None,
          **FAMILIES[kind].defaults}
-    c.update(rope)
     c.update((key, value) for key, value in entries.items() if value is not None)
+    c.update((key, rope[key]) for key in OF_ROPE if rope.get(key) is not None)
     for key in "sliding_window", "num_key_value_heads":  # null is not the default
         if key in entries:
             c[key] = entries[key] or {"num_key_value_heads": n_head}.get(key)
@@ -121,13 +136,15 @@ def window_of(c):
 
 # ==== Scaled RoPE ====
 def rope_entries(entries):
-    """The entries of RoPE in a config.json, {} if there are none.  transformers 5 calls them
-    rope_parameters, and may have one block per type of layer."""
-    rope = entries.get("rope_parameters") or entries.get("rope_scaling") or {}
+    """The entries of RoPE in a config.json, {} if there are none: rope_scaling of older files, or
+    else rope_parameters, as in transformers 5.  There may be one block per type of layer."""
+    rope = entries.get("rope_scaling") or entries.get("rope_parameters") or {}
     blocks = [rope[kind] for kind in (FULL, SLIDING) if rope.get(kind)]
     need(blocks == blocks[:1] * len(blocks), "its layers have different RoPE parameters, expected "
          "the same for all")
-    return blocks[0] if blocks else rope
+    found = blocks[0] if blocks else rope
+    need(isinstance(found, dict), f"its RoPE parameters are {found!r:.40}, expected an object")
+    return found
 
 def number_in(rope, name, default=None):
     value = default if rope.get(name) is None else rope[name]
@@ -143,17 +160,22 @@ def scaling_of(c, rope):
         return {}
     need(kind in ("linear", "llama3", "yarn"),
          f"its rope_type is {kind!s:.40}, expected default, linear, llama3 or yarn")
-    found = dict(rope_scaling=kind, rope_factor=number_in(rope, "factor"))
+    # Here config.json itself takes precedence (standardize_rope_params of transformers 5.24)
+    name = "original_max_position_embeddings"
+    original = int(number_in(c if c.get(name) else rope, name, c["max_position_embeddings"]))
+    factor = None
+    if kind == "yarn" and "factor" in rope and original > 0:         # null: growth of the context
+        factor = c["max_position_embeddings"] / original
+    found = dict(rope_scaling=kind, rope_factor=number_in(rope, "factor", factor))
     if kind == "linear":
         return found
-    length = c.get("original_max_position_embeddings") or c["max_position_embeddings"]
-    found["rope_original"] = int(number_in(rope, "original_max_position_embeddings", length))
+    found["rope_original"] = original
     if kind == "llama3":
         return {**found, "rope_low": number_in(rope, "low_freq_factor"),
                 "rope_high": number_in(rope, "high_freq_factor")}
     need(rope.get("truncate", True) is True, "rope_scaling: truncate is false, expected true")
-    return {**found, "rope_low": number_in(rope, "beta_slow", 1),
-            "rope_high": number_in(rope, "beta_fast", 32),
+    return {**found, "rope_low": number_in(rope, "beta_slow", 1) or 1.0,
+            "rope_high": number_in(rope, "beta_fast", 32) or 32.0,
             "rope_attention": yarn_attention(rope, found["rope_factor"])}
 
 def growth(factor, mscale=1.0):
@@ -197,5 +219,5 @@ def entries_of(cfg):
     return found
 
 def json_of(path):
-    with reading(path, AGAIN):
+    with reading_form(path, AGAIN):
         return parse_json(read_bytes(path))

@@ -1,48 +1,53 @@
-"""Tokenizers in the files of other programs: the folder of a Hugging Face model, and GGUF."""
-import json
+"""Tokenizers in the files of other programs: tokenizer.json of a Hugging Face model, and GGUF."""
+import sys
+from typing import NamedTuple
 
 import bpe
-from bpe import need, read_bytes
+from bpe import need
+from nanoeuler_parts.files.texts import parse_json
+from nanoeuler_parts.interchange.forms import need_form
 from nanoeuler_parts.tokenizers.added import fill
-from nanoeuler_parts.tokenizers.bytelevel import BYTES, WordTokenizer
-from nanoeuler_parts.tokenizers.families import tokenizer_of_model
+from nanoeuler_parts.tokenizers.bytelevel import BYTES, steps_of, WordTokenizer
 from nanoeuler_parts.tokenizers.sentencepiece import (
     CONTROL, NEVER, NORMAL, OF_BYTE, PieceTokenizer, root_of_pieces, UNKNOWN, UNUSED, USER_DEFINED,
 )
 from nanoeuler_parts.tokenizers.words import PATTERNS
 
-# A model may have a few more embeddings than its tokenizer has tokens, to make their number a
-# multiple of 64 or 128.  If more than this fraction is missing, the files belong to two models.
-MOST_MISSING = 1 / 16
-
-def tokenizer_of_root(root, vocab_size):
-    """The tokenizer of a tokenizer.json for a model with vocab_size embeddings"""
-    n = len({*root["model"]["vocab"], *(token["content"] for token in root["added_tokens"] or ())})
-    need((1 - MOST_MISSING) * vocab_size <= n, f"its tokenizer has {n} tokens, but its model has "
-         f"{vocab_size}")
-    return bpe.Tokenizer.from_root(fill(root, vocab_size))
-
 # ==== Hugging Face ====
-def tokenizer_of_folder(at, words, vocab_size):
-    """The tokenizer of a model's folder, from tokenizer.json, or else from tokenizer.model.
-    words: tokenizer_config.json, whose add_bos_token takes precedence over tokenizer.json"""
-    need(not words.get("add_eos_token"), "its tokenizer adds a token after every text "
-         "(add_eos_token), expected none")
-    bos, adds = words.get("bos_token"), words.get("add_bos_token")
-    bos = bos["content"] if isinstance(bos, dict) else bos
-    if not (at / "tokenizer.json").exists() and (at / "tokenizer.model").exists():
-        begins = [bos or "<s>"] if adds in (None, True) else []      # as LlamaTokenizer does
-        return tokenizer_of_model(read_bytes(at / "tokenizer.model"), begins, vocab_size)
-    with bpe.reading(at / "tokenizer.json", "download it again"):
-        root = json.loads(read_bytes(at / "tokenizer.json").decode())
-        root.setdefault("added_tokens", [])
-        tokenizer = tokenizer_of_root(root, vocab_size)
-    if adds is False or (adds and not bos):
-        tokenizer.begins = ()
-    elif adds:
-        need(bos in tokenizer.specials, f"its bos_token {bos!r:.40} is not a special token")
-        tokenizer.begins = (tokenizer.specials[bos],)
-    return tokenizer
+# A model may have more embeddings than its tokenizer has tokens, to make their number a multiple of
+# 64 or 128.  If more than this fraction is missing, the files may belong to two models.
+MANY_MISSING = 1 / 16
+
+STEP = {"type": str}
+STEPS = ({"type": str, "pretokenizers?": [STEP], "normalizers?": [STEP], "processors?": [STEP]},
+         type(None))
+TOKENIZER = {"model": {"type?": str, "vocab": {str: int}, "merges": [(str, [str])]},
+             "added_tokens?": ([{"id": int, "content": str}], type(None)),
+             "pre_tokenizer?": STEPS, "normalizer?": STEPS, "post_processor?": STEPS}
+
+def tokenizer_of_json(data, vocab_size):
+    """The tokenizer of a tokenizer.json, bytes, for a model with vocab_size embeddings"""
+    root = parse_json(data)
+    need(isinstance(root, dict), "expected an object")
+    kind = root["model"].get("type", "BPE") if isinstance(root.get("model"), dict) else "BPE"
+    need(kind == "BPE", f"the model type is {kind!s:.40}, expected BPE")     # others lack merges
+    need_form(root, TOKENIZER, "")
+    for pair in root["model"]["merges"]:
+        parts = pair.split(" ") if isinstance(pair, str) else pair
+        need(len(parts) == 2, f"model.merges has {pair!r:.40}, expected two tokens")
+    root = {"added_tokens": [], "pre_tokenizer": None, **root}
+    cutting = steps_of(root["pre_tokenizer"], "pretokenizers")
+    if len(cutting) > 1:                     # without Sequences in Sequences
+        root["pre_tokenizer"] = dict(type="Sequence", pretokenizers=cutting)
+    if not steps_of(root.get("normalizer"), "normalizers"):          # an empty Sequence
+        root["normalizer"] = None
+    n = len({*root["model"]["vocab"],
+             *(token["content"] for token in root["added_tokens"] or ())})
+    if n < (1 - MANY_MISSING) * vocab_size:
+        print(f"note: the tokenizer has {n:,} tokens, but the model has {vocab_size:,} embeddings; "
+              f"the others get the names <|unused_N|>, and text never makes them",
+              file=sys.stderr)
+    return bpe.Tokenizer.from_root(fill(root, vocab_size))
 
 # ==== GGUF ====
 SPLIT = {pattern: dict(type="Sequence", pretokenizers=[
@@ -50,38 +55,76 @@ SPLIT = {pattern: dict(type="Sequence", pretokenizers=[
     for pattern in PATTERNS}
 LLAMA3, QWEN2, GPT4O, TEKKEN = SPLIT.values()
 DIGITS = dict(type="Sequence", pretokenizers=[bpe.EACH_DIGIT, bpe.GPT2_WORDS])
-# tokenizer.ggml.pre, which names the pre-tokenizer for llama.cpp: (pre_tokenizer of a
-# tokenizer.json, does a word that is a token need no merges, does <bos> begin a text by default)
-PRE = {"gpt-2": (bpe.GPT2_WORDS, False, False), "smollm": (DIGITS, False, False),
-       "llama-bpe": (LLAMA3, True, True), "qwen2": (QWEN2, False, False),
-       "gpt-4o": (GPT4O, False, False), "tekken": (TEKKEN, True, True)}
+
+class Pre(NamedTuple):
+    """A pre-tokenizer of llama.cpp: the pre_tokenizer of a tokenizer.json that splits alike; does a
+    word that is a token need no merges; does <bos> begin a text by default"""
+    cutting: dict
+    whole: bool = False
+    begins: bool = False
+
+# {tokenizer.ggml.pre, which names the pre-tokenizer for llama.cpp: Pre}.  The first name of each
+# Pre is the one that `export` writes.  Names: llama-vocab.cpp of llama.cpp, where each stands for
+# the regular expressions of its line here; the same table is in transformers 5.24,
+# integrations/gguf/gguf_tokenizer_mapping.py.
+PRE = {name: pre for names, pre in (
+    ("gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 mpt olmo jais trillion granite-docling",
+     Pre(bpe.GPT2_WORDS)),
+    ("smollm starcoder refact command-r codeshell exaone minerva-7b", Pre(DIGITS)),
+    ("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2", Pre(LLAMA3, True, True)),
+    ("dbrx smaug-bpe glm4 chatglm-bpe", Pre(LLAMA3)),
+    ("qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan grok-2", Pre(QWEN2)),
+    ("gpt-4o llama4 kanana2 talkie minimax-m2", Pre(GPT4O)),
+    ("tekken", Pre(TEKKEN, True, True))) for name in names.split()}
+
+# The metadata `tokenizer.ggml.*` that is read
+OF_GGUF = {"model": str, "pre?": (str, type(None)), "tokens": [str], "merges?": ([str], type(None)),
+           "scores?": [float], "token_type?": ([int], type(None)), "bos_token_id?": int,
+           "eos_token_id?": int, "add_bos_token?": bool, "add_eos_token?": bool,
+           "add_space_prefix?": bool, "remove_extra_whitespaces?": bool, "eot_token_id?": int,
+           "eom_token_id?": int}
+
+def need_words(words):
+    """Checks the metadata of a tokenizer in a GGUF file."""
+    need_form(words, OF_GGUF, "tokenizer.ggml")
+    n = len(words["tokens"])
+    for key in "scores", "token_type":
+        size = len(words.get(key) or words["tokens"])
+        need(size == n, f"tokenizer.ggml.{key} has {size:,} entries, expected {n:,}, one per token")
+    for key in ("bos", "eos", "eot", "eom"):
+        k = words.get(f"{key}_token_id", 0)
+        need(0 <= k < n, f"tokenizer.ggml.{key}_token_id is {k}, expected 0 to {n - 1}")
 
 def tokenizer_of_gguf(words):
     """The tokenizer of the metadata `tokenizer.ggml.*` of a GGUF file"""
-    model, pre, tokens = words.get("model"), words.get("pre"), words.get("tokens")
+    need_words(words)
+    model, pre, tokens = words["model"], words.get("pre"), words["tokens"]
     pieces = model == "llama"
     need(pieces or (model == "gpt2" and pre in PRE),
          f"expected the tokenizer llama, or gpt2 with the pre-tokenizer {' or '.join(PRE)}; found "
          f"{model}, {pre}")
     need(not words.get("add_eos_token"), "its tokenizer adds a token after every text "
          "(add_eos_token), expected none")
-    adds = words.get("add_bos_token", pieces or PRE[pre][2])
+    adds = words.get("add_bos_token", pieces or PRE[pre].begins)
+    need(not adds or "bos_token_id" in words, "it begins texts with a token (add_bos_token), but "
+         "tokenizer.ggml.bos_token_id is missing")
     begins = [tokens[words["bos_token_id"]]] if adds else []
     kinds = words.get("token_type") or [NORMAL] * len(tokens)
     if pieces:
         need(not words.get("remove_extra_whitespaces"), "its tokenizer removes blanks "
              "(remove_extra_whitespaces), expected none to be removed")
+        need("scores" in words, "tokenizer.ggml.scores is missing")
         listed = list(zip(tokens, words["scores"], kinds, strict=True))
         return bpe.Tokenizer.from_root(root_of_pieces(listed, words.get("add_space_prefix", True),
                                                       begins))
     ids = {token: k for k, token in enumerate(tokens)}
     need(len(ids) == len(tokens), "two tokens have the same name")
-    if pre in ("gpt-2", "smollm"):              # any name that no merge makes is special
-        tokenizer = bpe.Tokenizer(ids, words.get("merges") or (), digits=pre == "smollm")
+    cutting, whole, _ = PRE[pre]
+    if cutting in (bpe.GPT2_WORDS, DIGITS):     # any name that no merge makes is special
+        tokenizer = bpe.Tokenizer(ids, words.get("merges") or (), digits=cutting == DIGITS)
         need(all(name in tokenizer.specials for name in begins), "its BOS is an ordinary token")
         tokenizer.begins = tuple(ids[name] for name in begins)
         return tokenizer
-    cutting, whole, _ = PRE[pre]
     kind_of = dict(zip(tokens, kinds, strict=True))
     specials = {name: k for name, k in ids.items() if kind_of[name] in (UNKNOWN, CONTROL, UNUSED)}
     symbols = {name: k for name, k in ids.items() if kind_of[name] == USER_DEFINED}
@@ -100,7 +143,7 @@ def pre_of(tokenizer):
     cutting = DIGITS if tokenizer.digits else bpe.GPT2_WORDS
     if isinstance(tokenizer, WordTokenizer):
         cutting = SPLIT[tokenizer.pattern]
-    return next(name for name, (steps, _, _) in PRE.items() if steps == cutting)
+    return next(name for name, pre in PRE.items() if pre.cutting == cutting)
 
 def kind_of_token(tokenizer, name, k):
     """The type of a token in GGUF"""

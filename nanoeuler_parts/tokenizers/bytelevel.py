@@ -123,13 +123,43 @@ class WordTokenizer(bpe.Tokenizer):
         root["added_tokens"] += bpe.added_tokens(self.symbols, special=False)
         return json.dumps(root, ensure_ascii=False, separators=(",", ":"))
 
+def steps_of(step, key):
+    """The steps of a pre_tokenizer or a normalizer: [step], or those of a Sequence, which may
+    contain others or be empty.     key: "pretokenizers" or "normalizers" """
+    if not step:
+        return []
+    if step.get("type") != "Sequence":
+        return [step]
+    return [inner for part in step[key] for inner in steps_of(part, key)]
+
+def told(step):
+    """A step of a pre_tokenizer for an error message: its type, and its pattern if it has one"""
+    pattern = step.get("pattern")
+    pattern = [*pattern.values()][:1] if isinstance(pattern, dict) else []
+    return " ".join([str(step.get("type")), *(f"{text!s:.60}" for text in pattern)])
+
+EACH_NUMBER = dict(type="Split", pattern=dict(Regex=r"\p{N}"), behavior="Isolated", invert=False)
+
+def in_old_words(cutting):
+    """The pre_tokenizer, with a Split before and after each digit as the step Digits of bpe.py"""
+    steps = [bpe.EACH_DIGIT if {"invert": False, **step} == EACH_NUMBER else step
+             for step in steps_of(cutting, "pretokenizers")]
+    is_gpt2 = len(steps) > 1 and steps[-1].get("type") == "ByteLevel" and (
+        steps[-1].get("use_regex", True))
+    return dict(type="Sequence", pretokenizers=steps) if is_gpt2 else cutting
+
 def pattern_of(cutting):
     """The regular expression of a pre_tokenizer, if it is one of PATTERNS"""
-    split, words = cutting["pretokenizers"] if cutting["type"] == "Sequence" else (cutting, {})
+    steps = steps_of(cutting, "pretokenizers")
+    need(len(steps) == 2 and steps[0].get("type") == "Split",
+         f"expected the pre_tokenizer to be one Split and then ByteLevel, found "
+         f"{', then '.join(map(told, steps)) or 'no step'}")
+    split, words = steps
     behavior = split.get("behavior"), split.get("invert", False)
-    pattern = split["pattern"].get("Regex", "")
-    need(pattern in PATTERNS, f"expected the pattern of GPT-2, Llama 3, Qwen2 or GPT-4o, found "
-         f"{str(pattern or split['pattern']):.60}")
+    pattern = split.get("pattern")
+    pattern = pattern.get("Regex") if isinstance(pattern, dict) else None
+    need(isinstance(pattern, str) and pattern in PATTERNS, f"expected the pattern of GPT-2, Llama "
+         f"3, Qwen2 or GPT-4o, found {str(pattern or split.get('pattern')):.60}")
     need(behavior in (("Isolated", False), ("Removed", True)) and words.get("type") == "ByteLevel"
          and not words.get("use_regex", True) and not words.get("add_prefix_space", True),
          f"expected the pattern Isolated and then ByteLevel without a prefix space and without a "
@@ -139,9 +169,10 @@ def pattern_of(cutting):
 def word_tokenizer(root):
     """The WordTokenizer of a tokenizer.json"""
     pattern = pattern_of(root["pre_tokenizer"])
-    normalizer = root.get("normalizer")
-    need(not normalizer or normalizer["type"] == "NFC",
-         f"expected the normalizer NFC or none, found {json.dumps(normalizer):.100}")
+    normalizers = steps_of(root.get("normalizer"), "normalizers")
+    need([step.get("type") for step in normalizers] in ([], ["NFC"]),
+         f"expected the normalizer NFC or none, found {json.dumps(root.get('normalizer')):.100}")
+    root = {**root, "normalizer": normalizers[0] if normalizers else None}
     model = {**root["model"], "ignore_merges": False}
     bpe.check_model({**root, "normalizer": None}, model)
     return WordTokenizer(root, pattern)
