@@ -257,11 +257,25 @@ def parts_name(k):
     return f"s-{k:05}-of-00003.gguf"
 
 
+def number(k):
+    """The metadata that give the number of a part"""
+    return b"split.no" + (2).to_bytes(4, "little") + k.to_bytes(2, "little")
+
+
+def count(n):
+    return b"split.tensors.count" + (5).to_bytes(4, "little") + n.to_bytes(4, "little")
+
+
 WRONG_PARTS = {              # what happened to the parts, and words of the line
     "one is missing": (lambda parts: parts[1].unlink(), ["expected 3 parts", parts_name(2)]),
     "one is cut short": (lambda parts: os.truncate(parts[2], 300), [parts_name(3), "incomplete"]),
     "one comes twice": (lambda parts: parts[2].write_bytes(parts[1].read_bytes()),
                         ["part 3 of 3 belongs to another split file: it has split.no 1"]),
+    "one has the tensors of another": (lambda parts: parts[2].write_bytes(
+        parts[1].read_bytes().replace(number(1), number(2), 1)), ["two parts have the tensor"]),
+    "the number of tensors is wrong": (lambda parts: parts[0].write_bytes(
+        parts[0].read_bytes().replace(count(21), count(22), 1)),
+        ["expected 22 tensors in all parts, found 21"]),
     "one has another name": (lambda parts: parts[0].rename(parts[0].with_name("x.gguf")),
                              ["a part of a split GGUF file", "gguf-split"])}
 
@@ -277,6 +291,40 @@ def test_a_split_file_that_is_not_whole_is_called_that(name, tokenizer, tmp_path
 
 
 # ---- metadata
+def put(writer, key, value, kind):
+    gguf = package()
+    writer.kv_data[0][key] = gguf.GGUFValue(value, gguf.GGUFValueType[kind])
+
+
+WRONG_META = {               # changes of the writer, and words of the line
+    "parts": (lambda w: put(w, "split.count", "x", "STRING"), "split.count is 'x'"),
+    "a template": (lambda w: put(w, "tokenizer.chat_template", 5, "UINT32"),
+                   "tokenizer.chat_template is 5, expected a text"),
+    "rotations": (lambda w: put(w, "llama.rope.dimension_count", 2, "UINT32"),
+                  "RoPE rotates 2 of 4 dimensions"),
+    "two scalings": (lambda w: (w.add_tensor("rope_freqs.weight", np.ones(2, np.float32)),
+                                put(w, "llama.rope.scaling.type", "linear", "STRING"),
+                                put(w, "llama.rope.scaling.factor", 2.0, "FLOAT32")),
+                     "found both"),
+    "a size": (lambda w: put(w, "llama.embedding_length", "8", "STRING"), "hidden_size is '8'")}
+
+
+@pytest.mark.parametrize("name", WRONG_META)
+def test_each_check_of_a_gguf_file_refuses(name, tokenizer, tmp_path, monkeypatch, capsys):
+    gguf, (edit, words) = package(), WRONG_META[name]
+    path = write(tmp_path / "a.bin", replace(TINY, vocab_size=512, n_mtp=1), tokenizer)
+
+    class Writer(gguf.GGUFWriter):
+        def write_header_to_file(self):
+            edit(self)
+            super().write_header_to_file()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf, "GGUFWriter", Writer)
+        write_gguf(tmp_path / "a.gguf", ne.read_checkpoint(str(path)), "F32")
+    refused(capsys, "import", tmp_path / "a.gguf", tmp_path / "b.bin", words=[words])
+
+
 # Names with one of our patterns whose other settings llama.cpp does not say
 NOT_OURS = {"jina-v5-nano", "f2llmv2"}
 KEYS = {                     # changes of the tokenizer's metadata, and words of the line

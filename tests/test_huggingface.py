@@ -962,3 +962,55 @@ def test_a_long_template_is_refused(tokenizer, tmp_path, capsys):
             refused(capsys, "import", folder, tmp_path / "c.bin", words=[words, "shorten"])
         else:
             run("import", folder, tmp_path / "b.bin")
+
+
+WRONG_SETTINGS = {           # (file, its content or changes of it, words of the line)
+    "a list": ("special_tokens_map.json", [1], "expected an object, found [1]"),
+    "a token": ("tokenizer_config.json", dict(bos_token=3), "bos_token is 3, expected a text"),
+    "templates": ("tokenizer_config.json", dict(chat_template=[1]),
+                  "chat_template is a list, expected objects"),
+    "no default": ("tokenizer_config.json", dict(chat_template=[
+        dict(name="rag", template="x")]), "has the templates rag, expected one with the name"),
+    "a template": ("tokenizer_config.json", dict(chat_template=5),
+                   "chat_template is 5, expected a text"),
+    "an end": ("generation_config.json", dict(eos_token_id="x"), "eos_token_id is 'x', expected"),
+    "ends": ("generation_config.json", dict(eos_token_id=[1, None]), "eos_token_id is [1, None]"),
+    "a size": ("config.json", dict(hidden_size="8"), "hidden_size is '8', expected a whole number"),
+    "a flag": ("config.json", dict(tie_word_embeddings=3), "expected true or false or null"),
+    "a kind": ("config.json", dict(model_type=[1]), "found LlamaForCausalLM"),
+    "RoPE": ("config.json", dict(rope_parameters=dict(full_attention=3)),
+             "RoPE parameters are 3, expected an object"),
+    "RoPE by layer": ("config.json", dict(rope_parameters=dict(
+        full_attention=dict(rope_theta=1.0), sliding_attention=dict(rope_theta=2.0))),
+        "different RoPE parameters"),
+    "no object": ("tokenizer.json", [1], "expected an object")}
+
+
+@pytest.mark.parametrize("name", WRONG_SETTINGS)
+def test_each_check_of_the_settings_refuses(name, tokenizer, tmp_path, capsys):
+    folder = as_folder(tmp_path, tokenizer)
+    file, content, words = WRONG_SETTINGS[name]
+    if isinstance(content, dict):
+        change(folder / file, **content)
+    else:
+        (folder / file).write_text(json.dumps(content), encoding="utf-8")
+    refused(capsys, "import", folder, tmp_path / "b.bin", words=[folder, words])
+
+
+def test_integers_are_no_weights(tokenizer, tmp_path, capsys):
+    folder = as_folder(tmp_path, tokenizer)
+    with_tensors(folder, lambda t: t.update({NORM: np.ones(8, np.int8)}))
+    refused(capsys, "import", folder, tmp_path / "b.bin", words=[NORM, "int8", "floating-point"])
+
+
+def test_another_missing_package_is_named(tmp_path, monkeypatch, capsys):
+    """Not huggingface_hub itself, but one that it imports"""
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            if name == "huggingface_hub":
+                raise ModuleNotFoundError("No module named 'httpx'", name="httpx")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "huggingface_hub", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    refused(capsys, "import", "org/name", "x.bin", words=["httpx"])

@@ -43,8 +43,8 @@ PART = re.compile(r"(.*-)(\d{5})-of-(\d{5})\.gguf")        # as gguf-split of ll
 def parts_of(path, count):
     """The paths of all parts of a split GGUF file of `count` parts, of which `path` is one"""
     name = PART.fullmatch(os.path.basename(path))
-    need(name and int(name[3]) == count, f"it is a part of a split GGUF file of {count} parts; "
-         f"expected its name to end in -00001-of-{count:05}.gguf; join the parts with gguf-split "
+    need(name and int(name[3]) == count, f"it is a part of a split GGUF file, so its name must "
+         f"end in -00001-of-{count:05}.gguf; rename it, or join the {count} parts with gguf-split "
          f"of llama.cpp")
     paths = [os.path.join(os.path.dirname(path), f"{name[1]}{k:05}-of-{count:05}.gguf")
              for k in range(1, count + 1)]
@@ -88,12 +88,14 @@ def read_gguf(path):
         meta, listed = parts[0][0], [t for _, tensors in parts for t in tensors]
         total = meta.get("split.tensors.count", len(listed))
         need(total == len(listed), f"expected {total} tensors in all parts, found {len(listed)}")
-    stored = {t.name: t for t in listed}
-    need(len(stored) == len(listed), "two tensors have the same name")
+    stored = {}
+    for t in listed:
+        need(t.name not in stored, f"two parts have the tensor {t.name}, expected it once")
+        stored[t.name] = t
     return meta, stored
 
 def llama_of_gguf(path):
-    """The model of a GGUF file, as a `Found`.  Of a split file, `path` is any part."""
+    """The model of a GGUF file, as a `Found`.     path: the file, or any part of a split file"""
     import gguf
     meta, stored = read_gguf(path)
     words = {key.removeprefix("tokenizer.ggml."): value for key, value in meta.items()

@@ -43,10 +43,11 @@ def shards_in(index):
     return sorted({*found.values()})
 
 def weight_files(at):
-    """The names of the files of a directory that hold its model: model.safetensors, or else the
-    shards that model.safetensors.index.json lists, as in transformers 5; and the mtp.safetensors of
-    `export`.  Other files may belong to another model, for example to an earlier save with more
-    shards, or repeat this one, as the consolidated.safetensors of Mistral does."""
+    """The names of the files with the tensors of the model in a directory.  These are
+    model.safetensors, or else the shards that model.safetensors.index.json lists, as in
+    transformers 5.  The mtp.safetensors of `export` is added.  Other files may belong to another
+    model, for example to an earlier save with more shards.  Or they repeat this model, as the
+    consolidated.safetensors of Mistral does."""
     if (at / WEIGHTS).exists():
         names = [WEIGHTS]
     else:
@@ -74,7 +75,7 @@ def tensors_of_folder(at):
     return tensors
 
 # ==== Settings ====
-# What a tokenizer class of transformers assumes if no file names the token
+# Defaults of a tokenizer class in transformers, for tokens that no file names
 OF_LLAMA = dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 OF_CLASS = {"LlamaTokenizer": OF_LLAMA, "LlamaTokenizerFast": OF_LLAMA}
 # Tokens that a chat template may name, besides bos_token and eos_token
@@ -339,7 +340,8 @@ def folder_of_hub(name):
     try:
         import huggingface_hub
     except ModuleNotFoundError as e:
-        need(e.name == "huggingface_hub", str(e))
+        if e.name != "huggingface_hub":
+            raise                            # a package that it needs; `main` names it
         raise UserError(f"{name}: no such directory, so it is taken for a name on the Hugging Face "
                         f"Hub, which needs huggingface_hub: pip install huggingface_hub") from None
     repository, _, revision = name.partition("@")

@@ -26,7 +26,7 @@ GIVE_A_LLAMA = ("give a Llama with a BPE tokenizer: a GGUF file, or a directory 
                 "safetensors, tokenizer.json and tokenizer_config.json")
 
 def need_gguf(path):
-    """Rejects a file that is no GGUF file, and says what it is."""
+    """Rejects all other files than GGUF, and names their kind."""
     with open(path, "rb", opener=regular) as f:
         first = f.read(16)
     if first[:4] == b"GGUF":

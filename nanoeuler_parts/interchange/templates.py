@@ -96,7 +96,7 @@ def render_lines(memory):
     import time
 
     class Limit(Exception):
-        """What the template has used up"""
+        """A limit that the template has exceeded"""
 
     left = 0
 
@@ -148,7 +148,7 @@ def render_lines(memory):
               flush=True)
 
 class Work:
-    """What all renderings of one conversation may still use"""
+    """Steps and seconds that are left for the renderings of one conversation"""
     def __init__(self):
         self.steps, self.seconds = TEMPLATE_STEPS, TEMPLATE_SECONDS
 
