@@ -2185,7 +2185,7 @@ class TrainingLoop:
     out: str                 # name of the checkpoint
     began: float             # see `elapsed`
     updating: bool           # True while an update changes the parameters
-    against_overfitting: str # advice for the note about overfitting; "": no such note
+    against_overfitting: str # advice for the note about overfitting
 
     line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # filled from a log record
     validates_first = False                  # before step 1?  With --init, yes
@@ -2226,7 +2226,9 @@ class TrainingLoop:
             progress.count_step(seconds, self.elapsed())
             if progress.is_due(s.step) or progress.steps < PLANNED_FROM:
                 self.plan_if_open(progress.step_time)
-            if progress.is_due(s.step) or self.elapsed() - progress.printed > MOST_SILENT:
+            is_last = s.step == s.n_steps
+            if progress.is_due(s.step) or is_last or (
+                    self.elapsed() - progress.printed > MOST_SILENT):
                 progress.printed = self.elapsed()
                 self.report(r, progress.step_time)
 
@@ -2325,6 +2327,11 @@ class TrainingLoop:
         if n > ESTIMATE:                     # the last validation took all rows: not comparable
             estimate = evaluate(self.model, *held_out, ESTIMATE, s.micro_batch)
         self.compare(estimate)
+        return self.note_of_end(n, estimate)
+
+    def note_of_end(self, n, estimate):
+        """A note if the model overfits, else "".  estimate: the last one, of n held-out rows"""
+        s = self.state
         if n < FEWEST or estimate <= WORSE * s.best:
             return ""
         return (f"the best validation was {s.best:.4f} bits/byte, at step {s.best_step:,}; the "
@@ -4599,7 +4606,7 @@ class Run(TrainingLoop):
     begins_with, made_by = None, ""          # the default checkpoint to begin with, and its verb
     larger_data = ""                         # used instead of Options.data if it exists
     scope = "the whole held-out tail"        # of the final validation
-    # the end of the note that the model overfits; "" means that there is no note
+    # the end of the note that the model overfits
     against_overfitting = "fewer --steps or --minutes, or more text"
     updating = False                         # True while an update changes the parameters
     pending_log = None                       # name of a log that is yet to replace an older one
@@ -4819,6 +4826,13 @@ class Run(TrainingLoop):
                 self.pending_log = None
             self.open_log(self.pending_log or self.log)
 
+    def where_best_is(self):
+        """The end of a note that an earlier model was better"""
+        best = best_path(self.out)
+        if self.options.keep_best and os.path.exists(best):
+            return f"; {best} is the model of that step"
+        return f"; --keep-best keeps the model of that step, in {best}"
+
     def validate_all(self):
         """The final validation, in words"""
         (n, T), rows = self.data.validation.tokens.shape, self.final_rows()
@@ -4836,7 +4850,7 @@ class Run(TrainingLoop):
                 self.train(caught)
                 complete = s.n_steps is not None and s.step >= s.n_steps
                 final = self.validate_all() if complete else ""
-                overdone = self.compare_last() if complete and self.against_overfitting else ""
+                overdone = self.compare_last() if complete else ""
                 self.save()
             except (OSError, MemoryError):   # a closed pipe, a full disk: save, then report it
                 if not self.updating:
@@ -4846,11 +4860,7 @@ class Run(TrainingLoop):
             print(f"\n{for_terminal(self.sample_text(160))}\n\nvalidation {final}, "
                   f"after {self.elapsed() / 60:.1f} minutes", flush=True)
             if overdone:
-                best = best_path(self.out)
-                kept = f"--keep-best keeps the model of that step, in {best}"
-                if self.options.keep_best and os.path.exists(best):
-                    kept = f"{best} is the model of that step"
-                print(f"note: {overdone}; {kept}", file=sys.stderr)
+                print(f"note: {overdone}{self.where_best_is()}", file=sys.stderr)
             print_done(self.out, s, self.model)
         else:
             print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved.  Resume it with:"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import bpe
 import nanoeuler as ne
 from nanoeuler_parts.interchange.templates import render, render_jinja
+from nanoeuler_parts.tuning.formats import as_example
 from nanoeuler_parts.tuning.examples import asked_in, is_conversation, question_hash, read_examples
 from nanoeuler_parts.tuning.sft import SftRun, tokens_of
 
@@ -69,9 +70,9 @@ def test_examples_to_imitate(entry, asked, said, tmp_path):
 
 
 @pytest.mark.parametrize("asked", ["bob", [], 7])
-def test_a_field_of_a_file_that_is_a_word_of_ours(asked, tmp_path):
+def test_a_field_of_a_file_that_is_a_word_of_ours(asked):
     entry = {"instruction": "Hi?", "output": "Ho.", "asked": asked}
-    [e] = read(tmp_path, [entry], "output")
+    e = as_example(entry, ["output"], ["asked"])
     assert not is_conversation(e) and asked_in(e) == HELLO
 
 

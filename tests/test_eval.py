@@ -280,7 +280,8 @@ GOOD = dict(prompt="a", answer="b")
 @cli
 @pytest.mark.parametrize("line, words", [
     ('{"prompt"', ["delimiter"]), ("[]", ["expected an object, found list"]),
-    ({"prompt": "a"}, ["answer is missing"]), ({"answer": "a"}, ["expected a text as prompt"]),
+    ({"prompt": "a"}, ["answer is missing"]),
+    ({"answer": "a"}, ["instruction is missing", "(question, answer)"]),
     (GOOD | {"answer": 3}, ["answer is 3"]), (GOOD | {"answer": []}, ["answer is []"]),
     (GOOD | {"match": "fuzzy"}, ["fuzzy", "exact, contains or regex"]),
     (GOOD | {"match": "regex", "answer": "("}, ["regular expression"]),

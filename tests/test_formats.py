@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from examples import FLAGS, copy_of
 from helpers import ROOT, needs, refused, run, told
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nanoeuler as ne
@@ -15,7 +15,10 @@ from nanoeuler_parts.tuning.dpo import DpoOptions, DpoRun
 from nanoeuler_parts.tuning.examples import (
     answered_in, asked_in, cut_versions, read_examples, read_file,
 )
-from nanoeuler_parts.tuning.formats import as_example
+from nanoeuler_parts.tools.evaluation import EvalOptions, question_in, read_questions
+from nanoeuler_parts.tuning.formats import (
+    as_example, HARMLESS, names_of, PARTS, plain_name, TRAINED,
+)
 from nanoeuler_parts.tuning.sft import SftOptions, SftRun
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
@@ -131,7 +134,8 @@ def begin(base, folder, path, Options, run_of, **chosen):
     """A run of these data before its first step"""
     start = ne.read_checkpoint(str(base / "nanoeuler.bin"))
     start = start._replace(moments=(), state=ne.State(kind="chat", template=ne.CHATML))
-    options = Options(data=str(path), batch=320, row_len=160, dtype="f32", **chosen).check()
+    options = Options.chosen(**{"data": str(path), "batch": 320, "row_len": 160, "dtype": "f32",
+                                **chosen})
     return run_of(str(folder / "x.bin"), start, options)
 
 
@@ -197,7 +201,7 @@ def test_columns_of_a_table_make_the_same_rows(ending, base, tmp_path):
     [want] = all_rows(base, tmp_path, {"messages": messages}, SftOptions, SftRun).values()
     run_of = begin(base, tmp_path, path, SftOptions, SftRun, field=["=".join(x) for x in COLUMNS])
     assert all(map(np.array_equal, rows(run_of), want))
-    assert run_of.ignored == ["id"] and len(want[0]) == 9
+    assert run_of.ignored == ["id"] and len(want[0]) == 10
 
 
 @pytest.mark.parametrize("settings, words", [
@@ -226,7 +230,7 @@ def test_columns_may_change_their_names(tmp_path):
     """The field that has the name already is not read."""
     path = write(tmp_path / "data.jsonl", [dict(prompt="A", output="B", note="C"),
                                            dict(prompt="A", output="B")])
-    with pytest.raises(ne.UserError, match="line 2.*output is missing"):
+    with pytest.raises(ne.UserError, match="line 2.*output is missing.*; add the field output"):
         read_file(path, ["output"], ["output=note"])
     [e, _], _, ignored = read_file(path, ["output"], ["prompt=output", "output=prompt"])
     assert (e["instruction"], e["output"], ignored) == ("B", "A", ["note"])
@@ -353,20 +357,193 @@ def with_message(**fields):
     (dict(**TEXTS, history="Ha?"), ["history is 'Ha?', expected a list of pairs"]),
     (dict(**TEXTS, history=[["a", "b", "c"]]), ["history is", "expected a list of pairs"]),
     (dict(**TEXTS, history=[["a", None]]), ["history is", "expected a list of pairs"]),
-    (dict(**TEXTS, images=["a.png"]), ["support the field images, found ['a.png']", "remove"]),
-    (dict(**TEXTS, tools="[f]"), ["support the field tools"]),
-    (dict(**TEXTS, label=False), ["support the field label, found False"]),
+    (dict(**TEXTS, images=["a.png"]), ["the field images, ['a.png']", "remove the field or"]),
+    (dict(**TEXTS, label=False), ["the field label, False", "--ignore label"]),
+    (dict(**TEXTS, asked="Ha?"), ["the field asked, 'Ha?'"]),
+    (dict(**TEXTS, weight=0), ["the field weight, 0", "remove the field or the example"]),
     (with_message(content=None, tool_calls=[{}]), ["messages[1]", "the field tool_calls"]),
-    (with_message(name="Bob"), ["messages[1]", "the field name, found 'Bob'"]),
-    (with_message(weight=0), ["messages[1]", "weight is 0", "into prompt"]),
-    (with_message(train=False), ["messages[1]", "train is False"]),
+    (with_message(weight=0), ["messages[1]", "the field weight, 0", "into prompt"]),
+    (with_message(weight=0.5), ["messages[1]", "the field weight, 0.5", "into prompt"]),
+    (with_message(train=False), ["messages[1]", "train, False", "every answer", "into prompt"]),
+    (with_message(masked=True), ["messages[1]", "masked, True", "every answer", "into prompt"]),
+    (dict(messages=[{**SAYS[0], "train": True}, SAYS[1]]), ["messages[0]", "train, True", "only"]),
+    (dict(prompt=[SAYS[0], {**SAYS[1], "train": True}, SAYS[0]], completion=SAYS[1:]),
+     ["prompt[1]", "train, True", "only the answers"]),
 ])
 def test_fields_that_matter_are_rejected(entry, words, tmp_path):
     path = write(tmp_path / "data.jsonl", [TEXTS, entry])
     with pytest.raises(ne.UserError) as e:
         read_examples(path, "output")
-    for word in ["data.jsonl, line 2: ", *words, "--field NAME=COLUMN"]:
+    for word in ["data.jsonl, line 2: ", *words]:
         assert word in str(e.value), e.value
+    assert str(e.value).count("; ") == 1, e.value        # one remedy, that of this fault
+
+
+@pytest.mark.parametrize("verb, chosen", [
+    ("sft", dict(epochs=16.0, cuts=0.1)), ("sft", dict(epochs=2.5, cuts=0.5, holdout=0.3)),
+    ("sft", dict(steps=7, cuts=0.2, truncate=True)), ("sft", dict(holdout=0.0)),
+    ("sft", dict(truncate=True, holdout=0.3)), ("dpo", dict(epochs=5.0)),
+    ("dpo", dict(truncate=True, holdout=0.3))])
+def test_each_measure_is_that_of_the_rows(verb, chosen, base, tmp_path):
+    """Bytes and steps, recomputed from the rows themselves, whatever has changed the rows"""
+    long = [y for i in range(30) for y in exchange(i)]
+    forms = conversation_forms if verb == "sft" else pair_forms
+    entries = [forms(x)["messages" if verb == "sft" else "TRL"] for x in (*TURNS, long)]
+    kind = (SftOptions, SftRun) if verb == "sft" else (DpoOptions, DpoRun)
+    of_run = begin(base, tmp_path, write(tmp_path / "data.jsonl", entries), *kind, **chosen)
+    data, end = of_run.data, of_run.tokenizer.specials[of_run.state.eos]
+    learned, copies = data.batches.answers, data.batches.copies
+
+    def n_bytes(rows):
+        return sum(len(of_run.tokenizer.decode(x[(x >= 0) & (x != end)])) for x in rows)
+
+    assert data.bytes_per_token * (learned >= 0).sum() == pytest.approx(n_bytes(learned))
+    assert data.validation.n_bytes == n_bytes(data.validation.targets)
+    n = len(learned) / copies
+    assert (copies > 1) == ("cuts" in chosen and chosen.get("epochs") != 1)
+    epochs = of_run.options.epochs
+    assert data.steps == chosen.get("steps", -(-epochs * n // of_run.B))
+    held = 0 if of_run.data.held == "a training" else len(data.responses.rows)
+    used = (n + held) / of_run.R
+    assert used == len(TURNS) + chosen.get("truncate", False)
+
+
+# ---- one rule for all fields that are not read
+UNREAD = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=12)
+VALUES = st.sampled_from([0, 1, False, True, 0.5, "x", [1], {"a": None}])
+
+
+def placed(name, value):
+    """{place: an example whose field of this name is in this place}"""
+    part = dict(type="text", text="Ho.", **{name: value})
+    return {"example": {**TEXTS, name: value}, "message": with_message(**{name: value}),
+            "question": dict(messages=[{**SAYS[0], name: value}, SAYS[1]]),
+            "prompt": dict(prompt=[{**SAYS[0], name: value}], completion=SAYS[1:]),
+            "part": with_message(content=[part]),
+            "ShareGPT": dict(conversations=[{"from": "human", "value": "Hi?"},
+                                            {"from": "gpt", "value": "Ho.", name: value}])}
+
+
+def reads(entry, *args):
+    try:
+        as_example(entry, ["output"], *args)
+    except ne.UserError as e:
+        return str(e)
+
+
+@settings(max_examples=80)
+@given(UNREAD, VALUES)
+@example("masked", True)
+@example("weight", 0.5)
+@example("reasoning", "Hm.")
+@example("Created-At", "now")
+def test_a_field_of_any_name_is_harmless_by_the_list_or_rejected(name, value):
+    """Wherever it is; unless it is empty, or the user declares it harmless."""
+    known = {*names_of(["output"]), "role", "content", "from", "value", "type", "text"}
+    if name in known:
+        return
+    for place, entry in placed(name, value).items():
+        said = reads(entry)
+        if plain_name(name) in HARMLESS:
+            assert said is None, (place, said)
+        elif plain_name(name) not in TRAINED:
+            assert f"found the field {name}, {value!r}" in said and f"--ignore {name}" in said
+        assert reads(entry, [name]) is None, place
+    for empty in ("", [], {}, None):
+        assert all(reads(entry) is None for entry in placed(name, empty).values())
+
+
+def test_the_list_of_harmless_names_is_itself_harmless():
+    """No name on it is one that is read, or says what is trained, or is part of what is said."""
+    assert not HARMLESS & ({*names_of(["output"]), *names_of(PAIR), *TRAINED} | PARTS)
+    assert all(plain_name(name) == name for name in HARMLESS | PARTS | TRAINED.keys())
+
+
+@pytest.mark.parametrize("name, trained", TRAINED.items())
+def test_a_message_that_says_whether_it_is_trained_is_taken_at_its_word(name, trained):
+    """A field that agrees with what is trained is accepted, and one that does not is rejected."""
+    entries, other = placed(name, trained), placed(name, type(trained)(not trained))
+    assert {place: reads(x) is None for place, x in entries.items()} == {
+        "example": True, "message": True, "part": True, "ShareGPT": True,
+        "question": name == "weight", "prompt": name == "weight"}
+    assert {place: reads(x) is None for place, x in other.items()} == {
+        "example": False, "message": False, "part": False, "ShareGPT": False,
+        "question": True, "prompt": True}
+
+
+BAD_FILES = {
+    "text": (b"What is the sea?\n", ["expected a JSON list", "found 'What is", "name a file"]),
+    "UTF-16": ("{}".encode("utf-16"), ["found UTF-16", "save the file as UTF-8"]),
+    "empty": (b"", ["found none", "write JSON with the fields"]),
+    "several lines": (b'{\n"instruction": "a",\n"output": "b"}\n',
+                      ["line 1, column 2, found the end", "each line is one whole JSON object"]),
+    "comma": (b'[{"instruction": "a", "output": "b"},\n]', ["after a comma", "line 2, column 1",
+                                                            "correct the JSON there"]),
+    "third line": (b'{"instruction": "a", "output": "b"}\n\n{"a": b}',
+                   ["line 3", "line 3, column 7, found 'b}'"]),
+    "value": (b'{"instruction": "a", "output": 5}', ["output is 5", "correct this example"]),
+    "missing": (b'{"instruction": "a"}', ["output is missing", "add the field output"]),
+    "renamed": (b'{"question": "a", "answer": "b"}', ["--field instruction=question"]),
+    "unread": (b'{"instruction": "a", "output": "b", "x": 1}', ["the field x, 1", "--ignore x"])}
+
+
+def test_each_fault_of_a_file_ends_with_its_own_remedy(tmp_path):
+    remedies = {}
+    for name, (content, words) in BAD_FILES.items():
+        (tmp_path / "data.json").write_bytes(content)
+        with pytest.raises(ne.UserError) as e:
+            read_examples(tmp_path / "data.json", "output")
+        for word in ["data.json", *words]:
+            assert word in str(e.value), (name, e.value)
+        remedies[name] = str(e.value).rsplit("; ", 1)[1]
+        assert len(remedies[name].split()) < 25
+    several, third = remedies.pop("several lines"), remedies.pop("third line")
+    assert several == third and len({*remedies.values(), third}) == len(remedies) + 1
+
+
+# ---- the same forms, as questions of eval
+@settings(max_examples=60)
+@given(conversations())
+def test_eval_asks_each_form_alike(x):
+    """For the last answer, after all that was said before it"""
+    for form, entry in conversation_forms(x).items():
+        q = question_in("here", entry)
+        prompt = [("user", q.prompt)] if isinstance(q.prompt, str) else q.prompt
+        assert (prompt, q.answers, q.choices, q.match) == (x[:-1], [x[-1][1]], [], "exact"), form
+    *asked, (_, answer) = x
+    for entry in (dict(messages=of_openai(asked)), dict(conversations=of_sharegpt(asked)),
+                  of_alpaca(asked)):
+        for key in ([answer, "or"], answer):
+            q = question_in("here", {**entry, "answer": key, "match": "contains", "note": "x"})
+            prompt = [("user", q.prompt)] if isinstance(q.prompt, str) else q.prompt
+            assert (prompt, q.match) == (asked, "contains")
+            assert q.answers == (key if isinstance(key, list) else [key])
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet", "json", "jsonl"])
+def test_eval_reads_each_kind_of_file_as_sft_does(ending, tmp_path):
+    path = write_table(tmp_path / f"table.{ending}", ASK)
+    columns = EvalOptions(field=["body"] + ["=".join(x) for x in COLUMNS]).check().columns()
+    questions, _ = read_questions(str(path), columns)
+    assert [(q.prompt, q.answers) for q in questions] == [
+        ([("system", e["persona"]), ("user", e["question"])], [e["answer"]]) for e in ASK]
+    assert [q.record for q in questions] == ASK          # for the report, as they are in the file
+
+
+def test_readmes_files_suit_readmes_commands(tmp_path):
+    """Each is read by every verb that README gives it to."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text.split("## Your own text, your own questions")[1].split("\n## ")[0]
+    blocks, path = re.findall("(?s)```json\n(.*?)```", section), tmp_path / "data.jsonl"
+    *questions, pairs = blocks
+    for block in questions:
+        path.write_text(block, encoding="utf-8")
+        assert read_file(path, ["output"]).ignored == [] and read_questions(str(path))
+    path.write_text(pairs, encoding="utf-8")
+    assert read_file(path, PAIR).ignored == []
+    asked = re.findall(r"--questions (\S+)", section)
+    taught = re.findall(r"sft .*--data (\S+)", section)
+    assert asked == taught == ["questions.jsonl"]
 
 
 @pytest.mark.parametrize("entry, words", [
@@ -392,12 +569,16 @@ def test_pairs_that_are_rejected(entry, words, tmp_path):
 def test_other_fields_are_named(base, tmp_path, monkeypatch):
     """Those that are empty are not, and of many only some."""
     monkeypatch.chdir(copy_of(base, tmp_path))
-    others = {f"x{i}": i for i in range(9)}
+    names = ["time", "Split", "doc-id", "url", "x0", "x1", "x2", "x3"]
     write(tmp_path / "data.jsonl", [
         dict(**TEXTS, id=7, source="", system=None, history=[]), with_message(model="m", weight=1),
-        dict(**TEXTS, chosen="a", asked="b", **others)])
-    said = told("sft", "--data", "data.jsonl", *FLAGS, "--steps", 1)
-    assert "  ignored fields   id, messages.model, chosen, x0, x1, x2, x3, x4 and 4 more\n" in said
+        dict(**TEXTS, **dict.fromkeys(names, 1))])
+    ignore = [word for name in names[4:] for word in ("--ignore", name)]
+    said = told("sft", "--data", "data.jsonl", *FLAGS, "--steps", 1, *ignore)
+    [row] = re.findall("  ignored fields   (.*)\n", said)
+    assert {*row.split(", ")[:3]} == {"id", "messages.weight", "messages.model"}
+    assert row.endswith(", time, Split, doc-id, url, x0 and 3 more")
+    assert ne.read_checkpoint("nanoeuler_chat.bin").state.options["ignore"] == names[4:]
     write(tmp_path / "data.jsonl", [TEXTS])
     said = told("sft", "--data", "data.jsonl", *FLAGS, "--steps", 1, "--force")
     assert "ignored" not in said

@@ -457,6 +457,20 @@ def test_the_charts_are_explained(opened, address):
     assert "Length of the gradient before clipping" in said
 
 
+def test_the_loss_of_dpo_is_explained_and_measured_to_the_end(opened, address):
+    """Its own loss, in its validations too; beside another run both are explained."""
+    pairs = [r | {"margin": 0.1} if "loss" in r else r for r in steps(9)]
+    logs = Logs({"a.jsonl": (1, [*pairs, {"step": 9, "val_loss": 0.5}]), "b.jsonl": (9, steps(9))})
+    page = opened(f"{address}/training", routes=logs.routes())
+    page.wait_for_selector("#charts svg")
+    loss = page.locator("#charts figure:nth-child(2)")
+    assert "Loss of dpo" in loss.inner_text() and "cross-entropy" not in loss.inner_text()
+    assert loss.locator("circle").count() == 1
+    page.locator("#runs input").nth(1).check()
+    wait(page, "document.querySelector('#charts').innerText.includes('Runs of dpo')")
+    assert "cross-entropy" in loss.inner_text()
+
+
 def test_several_runs_share_the_sampled_texts(opened, address):
     """The legend names each run once, although held-out text has a curve beside the batch."""
     logs = Logs({f"{c}.jsonl": (1000 - i, [*steps(9), {"step": 9, "val_bits_per_byte": 3.0},

@@ -21,9 +21,10 @@ LENGTH = ("--steps", STEPS, "--eval-every", 10, "--save-every", SAVE_EVERY, "--w
 STAGES = {
     "nanoeuler": ("train", "--data", "text.txt", "--seq-len", 16, "--vocab-size", 280, "--batch",
                   64, "--cuts", 0.2, *LENGTH),
-    "nanoeuler_chat": ("sft", "--data", "add.json", "--batch", 320, "--cuts", 0.2, *LENGTH),
+    "nanoeuler_chat": ("sft", "--data", "add.json", "--batch", 320, "--cuts", 0.2, "--holdout",
+                       0.02, *LENGTH),
     "nanoeuler_dpo": ("dpo", "nanoeuler.bin", "--data", "pairs.jsonl", "--batch", 640, "--lr",
-                      0.002, "--nll", 0.5, *LENGTH)}
+                      0.002, "--nll", 0.5, "--holdout", 0.02, *LENGTH)}
 Stage = namedtuple("Stage", "out start resume ended")
 
 

@@ -214,9 +214,9 @@ def begin(base, tmp_path, examples, seq_len=160, **chosen):
     start = ne.read_checkpoint(str(base / "nanoeuler.bin"))
     start = start._replace(cfg=ne.replace(start.cfg, seq_len=seq_len), moments=(),
                            state=ne.State(kind="chat"))
-    options = SftOptions(data=str(tmp_path / "some.json"), batch=320,
-                            **{"row_len": seq_len} | chosen)
-    return SftRun(str(tmp_path / "x.bin"), start, options.check())
+    options = SftOptions.chosen(data=str(tmp_path / "some.json"), batch=320,
+                                **{"row_len": seq_len} | chosen)
+    return SftRun(str(tmp_path / "x.bin"), start, options)
 
 
 def test_which_examples_are_left_out(base, tmp_path, capsys):
@@ -280,19 +280,91 @@ def test_an_end_that_is_no_token_is_refused(base, tmp_path, monkeypatch, capsys)
     refused(capsys, "sft", "--resume", "--steps", 2, words=["has no token '<end>'"])
 
 
-@pytest.mark.parametrize("n, holdout, learned, held", [
-    (10, 0.02, 9, 1), (2, 0.02, 1, 1), (1, 0.02, 1, 1), (10, 0.0, 10, 10), (10, 0.5, None, None)])
-def test_a_few_questions_are_enough(n, holdout, learned, held, base, tmp_path, capsys):
-    """One of them is held out, where the hash chose none; the only one is learned and measured."""
-    few = [dict(instruction=f"Say {word}.", output=word) for word in "abcdefghij"[:n]]
-    run = begin(base, tmp_path, few, row_len=0, holdout=holdout)
+FEW = [dict(instruction=f"Say {i}.", output=f"{i}!") for i in range(30)]
+
+
+@pytest.mark.parametrize("n, chosen, holds_out", [
+    (1, {}, False), (10, {}, False), (29, {}, False), (30, {}, True), (10, {"holdout": 0.0}, False),
+    (2, {"holdout": 0.02}, True), (10, {"holdout": 0.5}, True), (1, {"holdout": 0.02}, False)])
+def test_of_a_few_questions_all_are_learned(n, chosen, holds_out, base, tmp_path, capsys):
+    """Unless the user gives --holdout.  The run then measures other answers, and says so."""
+    run = begin(base, tmp_path, FEW[:n], row_len=200, **chosen)
     rows, tested = len(run.data.batches.rows), len(run.data.responses.rows)
     said = capsys.readouterr().out
-    if learned is None:                      # by the hash, about a half
-        assert rows + tested == n and 2 <= tested <= 8
+    assert ("none held out" in said) == (not holds_out) == run.validates_first
+    assert ("as there are fewer than 30" in said) == (not holds_out and not chosen)
+    if holds_out:
+        assert (rows + tested, run.data.held) == (n, "a held-out") and tested
         return
-    assert (rows, tested) == (learned, held)
-    assert ("validation uses the training examples" in said) == (n == 1 or holdout == 0)
+    assert (rows, run.data.held, run.state.options["holdout"]) == (n, "a training", chosen.get(
+        "holdout", 0.0))
+    assert ne.FEWEST <= tested <= ne.ESTIMATE
+    assert f"validation       {tested} other examples of " in said
+    assert run.scope.startswith(f"{tested} other examples") and len(run.data.questions) == n
+    learned = {row[row >= 0].tobytes() for row in run.data.batches.rows}
+    assert not learned & {row[row >= 0].tobytes() for row in run.data.responses.rows}
+
+
+@pytest.mark.parametrize("name, value", [("FEWEST", 999), ("beside_program", lambda path: "no")])
+def test_other_examples_that_are_missing_or_too_few_are_not_measured(name, value, base, tmp_path,
+                                                                     monkeypatch, capsys):
+    monkeypatch.setattr(f"nanoeuler_parts.tuning.sft.{name}", value)
+    run = begin(base, tmp_path, FEW[:5], row_len=200)
+    assert np.array_equal(run.data.responses.rows, run.data.batches.rows)
+    said = capsys.readouterr().out
+    assert "validation       the 5 training examples, which says nothing about others" in said
+    assert not run.validates_first
+
+
+def test_the_best_of_nothing_held_out_is_refused(base, tmp_path):
+    with pytest.raises(ne.UserError, match="--keep-best: expected held-out examples.*--holdout"):
+        begin(base, tmp_path, FEW[:10], keep_best=True)
+    begin(base, tmp_path, FEW[:10], keep_best=True, holdout=0.2)
+
+
+def test_a_short_run_validates_after_each_quarter(base, tmp_path):
+    for steps, every in ((3, 5), (60, 15), (4000, 250)):
+        assert begin(base, tmp_path, ADD, steps=steps).options.eval_every == every
+    assert begin(base, tmp_path, ADD, steps=60, eval_every=100).options.eval_every == 100
+
+
+@pytest.mark.parametrize("holds_out, n, loss, estimate, words", [
+    (False, 64, 0.01, 3.26, "memorized"), (False, 64, 0.01, 1.61, "memorized"),
+    (False, 64, 0.01, 1.53, ""), (False, 64, 0.5, 3.26, ""), (True, 64, 0.01, 1.61, "memorized"),
+    (True, 64, 0.01, 1.53, "overfits"), (True, 64, 0.5, 3.26, "overfits"),
+    (True, 64, 0.01, 1.51, ""), (True, 2, 0.01, 3.26, "memorized"), (True, 2, 0.01, 1.7, ""),
+    (True, 2, 0.5, 3.26, "")])
+def test_a_run_that_ruins_its_model_says_so(holds_out, n, loss, estimate, words, base, tmp_path):
+    """Also where a few rows are held out: then only if the loss of these rises much."""
+    chosen = {"holdout": 0.5} if holds_out else {}
+    run = begin(base, tmp_path, FEW[:10], row_len=200, **chosen)
+    run.state.best, run.state.best_step, run.last_loss = 1.5, 0, loss
+    note = run.note_of_end(n, estimate)
+    assert words in note and bool(words) == bool(note)
+    if words == "memorized":
+        assert "loss 0.010" in note and "from 1.50 bits/byte at step 0 to" in note
+        assert f"on {run.scope}" in note
+        assert "use a lower --lr, such as 0.0002, fewer --epochs or more examples" in note
+    assert ("--keep-best" in run.where_best_is()) == holds_out           # else it is rejected
+
+
+def test_a_ruined_model_is_the_end_of_a_run(base, tmp_path, monkeypatch, capsys):
+    """From the first line to the last; and the numbers of a run of three steps are printed."""
+    found = iter([1.5, 3.26])
+    monkeypatch.setattr(ne, "evaluate", lambda *args: next(found))
+    monkeypatch.setattr("nanoeuler_parts.tuning.sft.MEMORIZED", 99.0)
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    (tmp_path / "few.json").write_text(json.dumps(FEW[:10]), encoding="utf-8")
+    run("sft", "--data", "few.json", "--steps", 3, "--row-len", 200, *FLAGS)
+    said, log = capsys.readouterr(), outcome(tmp_path, "nanoeuler_chat").log
+    assert "few.json, 10 for training, none held out, as there are fewer than 30" in said.out
+    assert re.search(r"^step +0  validation 1.5000 bits/byte", said.out, re.M)
+    assert re.search(r"^step +3/3  loss \d", said.out, re.M)
+    assert re.search(r"^validation 3.2600 bits/byte on \d+ other examples of ", said.out, re.M)
+    assert "note: the model has memorized the training examples" in said.err
+    assert "keep-best" not in said.err
+    assert [(r["step"], r["val_bits_per_byte"]) for r in log if "val_bits_per_byte" in r] == [
+        (0, 1.5), (3, 3.26)]
 
 
 def test_names_that_others_give_to_the_fields(tmp_path):
@@ -558,22 +630,26 @@ GOOD = dict(instruction="Sing.", input="", output="La.")
 
 
 @pytest.mark.parametrize("content, words", [
-    ("nonsense", ["JSON"]), ("", ["JSON"]), ("{}", ["line 1", "instruction is missing or null"]),
+    ("nonsense", ["expected a JSON list", "'nonsense'"]), ("", ["found none", "write JSON"]),
+    ("{}", ["line 1", "instruction is missing or null", "add the field instruction"]),
     ('[{"instruction": "a",}]', ["after a comma", "line 1, column 22"]),
     ("[7,\n]", ["Expecting value (after a comma): line 2, column 1"]),
-    ("7", ["line 1", "expected an object, found int"]),
-    ("[]", ["expected examples, found none"]), ("[[]]", ["example 1", "object, found list"]),
-    ("\udcff", ["line 1", "not valid UTF-8 at byte 0"]),
+    ("7", ["line 1", "expected an object with the fields (instruction", "found int"]),
+    ("[]", ["expected examples, found none"]), ("[[]]", ["example 1", "found list"]),
+    ('{"a": "\udcff"}', ["line 1", "not valid UTF-8 at byte 7"]),
     ("[" * 100_000, ["recursion"]), ([GOOD, {**GOOD, "output": 5}], ["example 2", "output is 5"]),
     ([GOOD, dict(instruction="Sing.")], ["example 2", "output is missing or null"]),
     ([dict(question="a", output="b")], ["example 1", "the fields are question, output",
-                                        "(prompt, completion), (messages) or"]),
+                                        "(prompt, completion), (messages) or",
+                                        "--field instruction=question"]),
     ([GOOD, dict(prompt="a", chosen="b", rejected="c")], ["example 2", "found a preference pair",
                                                           "train on pairs with dpo"]),
     ([{**GOOD, "output": "\ud800"}], ["surrogates"]),
     ([{**GOOD, "instruction": f"{i}" * 9000} for i in range(100)],
-     ["none of 100 examples", "2048 tokens", "longer", "--row-len"]),
-    ([{**GOOD, "output": ""}] * 200, ["none of 200 examples", "200 are empty"]),
+     ["none of 100 examples can be used: 100 are longer than 2048 tokens; ", "--row-len"]),
+    ([{**GOOD, "output": ""}], ["none of 1 example can be used: 1 is empty; give each example a"]),
+    ([{**GOOD, "output": ""}] * 2 + [{**GOOD, "output": "a" * 9999}],
+     ["2 are empty, 1 is longer than ", " tokens; give each", ", and shorten"]),
 ])
 def test_bad_examples(content, words, base, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(copy_of(base, tmp_path))

@@ -450,8 +450,8 @@ def test_load_without_a_last_answer(chat, tmp_path):
 
 
 @pytest.mark.parametrize("text, words", [
-    (None, "No such file"), ("", "expected one conversation, found 0"), ("\0", "Expecting value"),
-    ("hello", "Expecting value"), ("7", "expected an object, found int"), ("[]", "found 0"),
+    (None, "No such file"), ("", "expected one conversation, found 0"), ("\0", "a JSON list"),
+    ("hello", "found 'hello'"), ("7", "expected an object, found int"), ("[]", "found 0"),
     (json.dumps({"messages": []}), "expected a list of messages"),
     (json.dumps({"messages": [HI]}), "expected a message of the assistant, found none"),
     (json.dumps([HI, dict(role="boss", content="x")]), "found 'boss'"),

@@ -176,12 +176,15 @@ def record_lines(text):
     lines = text.split(b"\n" if isinstance(text, bytes) else "\n")
     return lines if lines[-1] else lines[:-1]
 
-def parse_json(text):
-    """The value of a JSON text.  Errors give the place, and name the most common mistakes."""
+def parse_json(text, line=1):
+    """The value of a JSON text.  Errors give the place, and name the most common mistakes.
+    line: number of the text's first line in its file"""
     try:
         return json.loads(text)
     except UnicodeDecodeError as e:
         raise ValueError(f"it is not valid UTF-8 at byte {e.start}") from None
     except json.JSONDecodeError as e:
         comma = " (after a comma)" if e.doc[:e.pos].rstrip().endswith(",") else ""
-        raise ValueError(f"{e.msg}{comma}: line {e.lineno}, column {e.colno}") from None
+        found = repr(e.doc[e.pos:e.pos + 20]) if e.doc[e.pos:].strip() else "the end"
+        raise ValueError(f"{e.msg}{comma}: line {e.lineno + line - 1}, column {e.colno}, found "
+                         f"{found}") from None

@@ -9,22 +9,27 @@ import pathlib
 import re
 import signal
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from bpe import need, printable, reading, UserError
 from nanoeuler import (
-    act_shapes, arg, begins_as_checkpoint, counted, Decoder, file_name, FORCE, messages_in, Model,
-    MODEL, model_path, model_to_use, MOST_SILENT, n_params, Pace, print_template_note,
+    act_shapes, arg, begins_as_checkpoint, counted, Decoder, file_name, FORCE, Model, MODEL,
+    model_path, model_to_use, MOST_SILENT, n_params, Pace, print_template_note,
     read_checkpoint, refuse_overwrite, Sampling, setting, sha256_of, shown_name, Speaker, windows,
     with_progress,
 )
 from nanoeuler_parts.files.corpora import END, files_in, is_corpus, marker_of, stream_of
 from nanoeuler_parts.files.texts import read_text
 from nanoeuler_parts.files.writing import need_another, replacing
-from nanoeuler_parts.tuning.examples import read_entries
+from nanoeuler_parts.tuning.examples import (
+    answered_in, asked_in, at, columns_of, is_conversation, read_entries, renamed,
+)
+from nanoeuler_parts.tuning.formats import (
+    ANSWER, as_example, CONVERSATION, need_advised, NOT_TRAINED, QUESTION,
+)
 
 @dataclass
 class EvalOptions(Sampling):
@@ -44,14 +49,29 @@ class EvalOptions(Sampling):
     show_wrong: int = setting(3, 0, 1 << 40, "largest number of wrong answers to print; 0: none")
     truncate: bool = setting(False, 0, 0, "drop the first tokens of prompts that exceed the "
                              "context")
-    field: str = setting("text", 0, 0, "name of the field or column that holds a document in "
-                         ".jsonl and .parquet; several names with commas: the first one found")
+    field: list = field(default_factory=list, metadata={
+        "help": "NAME, of a text: the field or column that holds a document in .jsonl and .parquet,"
+                " by default text; several with commas: the first one found.  NAME=COLUMN, of "
+                "questions: the column that holds a field, as in sft; may be given several times",
+        "metavar": "NAME"})
     newlines: str = setting("", 0, 0, "unix: convert Windows line ends (CR LF) to LF and remove a "
                             "byte order mark; empty: keep the text as it is")
 
     def check(self):
         need(self.newlines in ("", "unix"), f"--newlines is {self.newlines}, expected unix")
+        need(len([name for name in self.field if "=" not in name]) < 2, f"--field is given as "
+             f"{' and '.join(self.field):.80}, expected one name of a text's field; join names "
+             f"with commas")
+        self.columns()
         return super().check()
+
+    def text_field(self):
+        return next((name for name in self.field if "=" not in name), "text")
+
+    def columns(self):
+        """{NAME: COLUMN} of the questions"""
+        chosen = [name for name in self.field if "=" in name]
+        return columns_of(chosen, ["output"], own=OWN_FIELDS)
 
 # ==== Texts ====
 # A window of T tokens predicts the T tokens after each of them.  Window i begins at token i * S, S
@@ -89,7 +109,7 @@ def read_texts(names, options, tokenizer, end):
     """The Texts of these names.  In a folder, files of less than two tokens are left out.
     end: id of the token that ends a document"""
     texts = []
-    for domain, text, mark in texts_to_measure(names, options.field, options.newlines):
+    for domain, text, mark in texts_to_measure(names, options.text_field(), options.newlines):
         tokens, n_bytes = tokenizer.encode_whole(text), len(text)
         if mark:
             n_bytes -= text.count(mark)
@@ -183,8 +203,10 @@ def measure_texts(model, texts, T, S, end, options):
 # A question is open or has choices.  The model replies to an open question, and the reply is
 # compared with the accepted answers.  Of several choices, the model takes the one with the largest
 # log-likelihood after the prompt, as lm_eval computes it (output_type multiple_choice).
-REMEDY = ("with --questions, name JSON lines with prompt, question or messages, and answer or "
-          "choices")
+QUESTIONS = ("with --questions, name a file with questions such as {\"question\": ..., "
+             "\"answer\": ...}, or in a form that sft reads: JSON, JSON lines or a table")
+CORRECT = "correct this question"
+OWN_FIELDS = "question", "answer", "choices", "match", "domain"      # which sft does not read
 MATCHES = "exact", "contains", "regex"
 
 class Question(NamedTuple):
@@ -203,12 +225,25 @@ def texts_in(value, name):
          f"{name} is {value!r:.40}, expected a text or a list of texts")
     return texts
 
-def prompt_in(record):
-    if "messages" in record:
-        return messages_in(record["messages"], "messages")
-    prompt = record.get("prompt", record.get("question"))
-    need(isinstance(prompt, str), f"expected a text as prompt or question, found {prompt!r:.40}")
-    return prompt
+def prompt_and_answer(fields):
+    """(prompt, answer) of a question with the field answer, or of an example in any form of sft, of
+    which the last answer is asked for"""
+    e = {name: x for name, x in fields.items() if x is not None and name not in OWN_FIELDS}
+    if fields.get("question") is not None:
+        e.setdefault("prompt", fields["question"])
+    answer, key = fields.get("answer"), "output"
+    if answer is not None:                   # a list or an index, too: only the question is read
+        [key], listed = ANSWER, any(isinstance(e.get(name), list | dict)
+                                    for name in (*QUESTION, *CONVERSATION))
+        e[key] = [{"role": "assistant", "content": "?"}] if listed else "?"
+    need_advised(key in e or e.keys() & {"output", "completion", *CONVERSATION}, f"the field "
+                 f"answer is missing, found {', '.join(map(str, fields)) or 'none':.80}; write the "
+                 f"answer as answer, output or completion, or as the last message")
+    e = as_example(e, [key], NOT_TRAINED)
+    messages = [*asked_in(e), *answered_in(e, key)]
+    last = max(i for i, (role, _) in enumerate(messages) if role == "assistant")
+    prompt = messages[:last] if is_conversation(e) else messages[0][1]
+    return prompt, messages[last][1] if answer is None else answer
 
 def right_choice(answer, choices):
     """The index of the right choice, which the file gives as an index or as a text"""
@@ -218,18 +253,18 @@ def right_choice(answer, choices):
          f"the text of a choice, or its index from 0 to {len(choices) - 1}")
     return answer
 
-def question_in(place, record):
-    """The Question of a JSON object"""
+def question_in(place, record, columns={}):
+    """The Question of a JSON object.  columns: those of `EvalOptions`"""
     need(isinstance(record, dict), f"expected an object, found {type(record).__name__}")
-    prompt, domain = prompt_in(record), record.get("domain", "")
-    match = record.get("match", MATCHES[0])
+    fields = renamed(record, columns)
+    prompt, answer = prompt_and_answer(fields)
+    domain, match = fields.get("domain", ""), fields.get("match", MATCHES[0])
     need(isinstance(domain, str), f"domain is {domain!r:.40}, expected a text")
     need(match in MATCHES, f"match is {match!r:.40}, expected exact, contains or regex")
-    need("answer" in record, "the field answer is missing")
-    answer, choices = record["answer"], []
-    if "choices" in record:
+    choices = []
+    if "choices" in fields:
         need(isinstance(prompt, str), "expected a prompt beside choices, found messages")
-        choices = texts_in(record["choices"], "choices")
+        choices = texts_in(fields["choices"], "choices")
         need(len(choices) > 1, "expected two choices or more, found one")
         answers = [right_choice(answer, choices)]
     else:
@@ -242,15 +277,15 @@ def question_in(place, record):
                                 f"({e})") from None
     return Question(place, record, prompt, choices, answers, match, domain)
 
-def read_questions(path):
+def read_questions(path, columns={}):
     """[Question] of a file, and its SHA-256"""
-    entries, digest = read_entries(path, REMEDY)
+    entries, digest = read_entries(path, QUESTIONS)
     questions = []
     for name, entry in entries:
         place = f"{path}, {name}"
-        with reading(place, "correct this question"):
-            questions.append(question_in(place, entry))
-    need(questions, f"{path}: expected questions, found none; {REMEDY}")
+        with at(place, CORRECT):
+            questions.append(question_in(place, entry, columns))
+    need(questions, f"{path}: expected questions, found none; {QUESTIONS}")
     return questions, digest
 
 # ---- choices
@@ -274,7 +309,7 @@ def choice_rows(questions, c):
     first = specials.get(state.bos, specials.get(state.eos))
     for q in questions:
         for choice in q.choices:
-            with reading(q.place, "correct this question"):
+            with reading(q.place, CORRECT):
                 before, ids = choice_ids(c.tokenizer, q.prompt, choice, first)
                 need(0 < len(ids) <= c.cfg.seq_len, f"expected choices of 1 to {c.cfg.seq_len} "
                      f"tokens, found {len(ids)}: {choice!r:.40}")
@@ -351,7 +386,7 @@ def reply_to(speaker, questions, options):
     """The result of each of these questions, which are open"""
     ids, told, results = [], time.perf_counter(), {}
     for q in questions:
-        with reading(q.place, "correct this question"):
+        with reading(q.place, CORRECT):
             ids.append(speaker.shortened(speaker.ids_of(q.prompt), options.truncate))
     if speaker.answers:
         print_template_note(speaker.template)
@@ -442,7 +477,7 @@ def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, dat
              f"--data")
     if report:
         need_new_report(report, [file, *data, *filter(None, [questions])], force)
-    asked, digest = read_questions(questions) if questions else ([], "")
+    asked, digest = read_questions(questions, options.columns()) if questions else ([], "")
     c = read_checkpoint(file, moments=False)
     T, S = window_of(c.cfg, options)
     end = c.tokenizer.specials.get(c.state.eos, -1)      # a text never contains it

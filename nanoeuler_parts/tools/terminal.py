@@ -308,7 +308,7 @@ def conversation_in(path):
     """([(role, text)], does the file hold nothing else?) of a file with one conversation: in a form
     that `sft --data` reads, in JSON over several lines, or a JSON list of messages"""
     from nanoeuler_parts.tuning.examples import answered_in, asked_in, read_entries
-    from nanoeuler_parts.tuning.formats import as_example
+    from nanoeuler_parts.tuning.formats import as_example, NOT_TRAINED
     try:
         found = parse_json(read_bytes(path))
     except (OSError, ValueError, RecursionError):        # reported below, or JSON lines, or a table
@@ -320,7 +320,7 @@ def conversation_in(path):
         need(len(entries) == 1, f"expected one conversation, found {len(entries):,}")
         entry = {"messages": entries[0]} if is_message else entries[0]
         need(isinstance(entry, dict), f"expected an object, found {type(entry).__name__}")
-        e = as_example(entry, ("output",))
+        e = as_example(entry, ("output",), NOT_TRAINED)
         messages = [*asked_in(e), *answered_in(e, "output")]
         "".join(text for _, text in messages).encode()   # fails on a lone surrogate
     return messages, not is_message and {*entry} == {"messages"}

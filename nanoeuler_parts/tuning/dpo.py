@@ -36,8 +36,9 @@ class DpoRun(PreferenceLoop, SftRun):
     Options = DpoOptions
     begins_with, made_by = "nanoeuler_chat.bin", "sft"
     larger_data = "data/preferences.jsonl"
-    scope = "all held-out pairs"
-    against_overfitting = ""                 # no overfitting note: dpo does not minimize the bits
+    held_scope = "all held-out pairs"
+    minimizes_bits = False
+    against_forgetting = "fewer --epochs, more pairs, or --nll 1"
     answers = DpoOptions.answers
     R = 2
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"

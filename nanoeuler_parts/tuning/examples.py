@@ -1,6 +1,7 @@
 """Reads training examples for sft and dpo: questions, conversations and preferences, in JSON, CSV
 or Parquet."""
 import codecs
+import contextlib
 import csv
 import hashlib
 import io
@@ -9,11 +10,12 @@ import os
 from functools import partial
 from typing import NamedTuple
 
-from bpe import need, read_bytes, reading
+from bpe import need, read_bytes, reading, UserError
 from nanoeuler import PROMPT
 from nanoeuler_parts.files.texts import parse_json, record_lines
 from nanoeuler_parts.tuning.formats import (
-    as_example, conversation, forms, is_blank, leading_systems, names_of, up_to_answer,
+    Advised, as_example, conversation, forms, is_blank, leading_systems, names_of, need_advised,
+    up_to_answer,
 )
 
 PROMPT_INPUT = ("Below is an instruction that describes a task, paired with an input that provides "
@@ -82,9 +84,9 @@ def cut_versions(example, keys):
     return [partial(without, i) for i in starts if i <= last]
 
 # ---- files
-def columns_of(settings, answers):
-    """{NAME: COLUMN} of the settings --field NAME=COLUMN"""
-    names, columns = names_of(answers), {}
+def columns_of(settings, answers, own=()):
+    """{NAME: COLUMN} of the settings --field NAME=COLUMN.  own: further names"""
+    names, columns = [*own, *names_of(answers)], {}
     for x in settings:
         name, _, column = x.partition("=") if isinstance(x, str) else ("", "", "")
         need(column, f"--field is {x!r:.40}, expected NAME=COLUMN")
@@ -99,6 +101,20 @@ def renamed(entry, columns):
     chosen = {name: entry[column] for name, column in columns.items() if column in entry}
     replaced = {*columns, *columns.values()}
     return {name: x for name, x in entry.items() if name not in replaced} | chosen
+
+CORRECT = "correct this example, or remove it"
+
+@contextlib.contextmanager
+def at(place, remedy=CORRECT):
+    """Adds the place of an example to an error, and the remedy if the error has none of its own."""
+    advised = None
+    with reading(place, remedy):
+        try:
+            yield
+        except Advised as e:
+            advised = e
+    if advised:
+        raise UserError(f"{place}: {advised}")
 
 def rows_of_csv(text, delimiter):
     """[(name for error messages, entry)] of a table whose first line names the columns"""
@@ -125,27 +141,43 @@ def rows_of_csv(text, delimiter):
         raise ValueError(f"line {start}: {e}") from None
     return entries
 
-def read_entries(path, remedy):
-    """[(name for error messages, entry)] and the file's SHA-256.  An entry is any JSON value."""
-    with reading(path, remedy):
+EXAMPLES = ("name a file with examples such as {\"instruction\": ..., \"output\": ...}: JSON, JSON "
+            "lines, or a table in .csv, .tsv or .parquet")
+CORRECT_LINE = "correct this line: each line is one whole JSON object, unless the file is a list"
+
+def need_json(text):
+    """Rejects a file that is not JSON at all, by its first character."""
+    need_advised(not text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)),
+                 "expected UTF-8, found UTF-16; save the file as UTF-8")
+    first = text[:30].decode("utf-8", "replace")
+    need(not text or text[:1] in b"[{" or text[:1].isdigit(),
+         f"expected a JSON list, or a JSON object on each line, found {first!r}")
+
+def read_entries(path, remedy=EXAMPLES):
+    """[(name for error messages, entry)] and the file's SHA-256.  An entry is any JSON value.
+    remedy: for a file that cannot be read, or is of another kind"""
+    with at(path, remedy):
         text, name = read_bytes(path), os.fspath(path).lower()
         digest = hashlib.sha256(text).hexdigest()
-        if name.endswith((".csv", ".tsv")):
+    if name.endswith((".csv", ".tsv")):
+        with at(path, "correct the table there"):
             return rows_of_csv(text, "\t" if name.endswith(".tsv") else ","), digest
-        if name.endswith(".parquet"):
-            import pyarrow.parquet
+    if name.endswith(".parquet"):
+        import pyarrow.parquet
+        with at(path, "write it again as Parquet, or name another file"):
             rows = pyarrow.parquet.read_table(path).to_pylist()
-        elif text.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] == b"[":
-            rows = parse_json(text)
-        else:
-            rows = None
-        if rows is not None:
             return [(f"example {i}", e) for i, e in enumerate(rows, 1)], digest
+    plain = text.removeprefix(codecs.BOM_UTF8).lstrip()
+    with at(path, remedy):
+        need_json(plain)
+    with at(path, "correct the JSON there"):
+        if plain[:1] == b"[":
+            return [(f"example {i}", e) for i, e in enumerate(parse_json(text), 1)], digest
     entries = []
     for i, line in enumerate(record_lines(text), 1):
         if line.strip():
-            with reading(f"{path}, line {i}", remedy):
-                entries.append((f"line {i}", parse_json(line)))
+            with at(f"{path}, line {i}", CORRECT_LINE):
+                entries.append((f"line {i}", parse_json(line, i)))
     return entries, digest
 
 class ExampleFile(NamedTuple):
@@ -153,25 +185,25 @@ class ExampleFile(NamedTuple):
     digest: str                              # SHA-256
     ignored: list                            # names of fields without effect
 
-def read_file(path, answers, settings=()):
+def read_file(path, answers, settings=(), ignore=()):
     """The ExampleFile of a JSON list, of JSON lines, of CSV or of Parquet.
-    settings: --field NAME=COLUMN"""
-    remedy = (f"with --data, name JSON, CSV or Parquet with the fields {forms(answers)}; for other "
-              f"names, add --field NAME=COLUMN")
-    entries, digest = read_entries(path, remedy)
+    settings: --field NAME=COLUMN; ignore: --ignore NAME"""
+    entries, digest = read_entries(path)
     names, columns = {}, columns_of(settings, answers)
     for place, e in entries:
-        with reading(f"{path}, {place}", remedy):
-            need(isinstance(e, dict), f"expected an object, found {type(e).__name__}")
+        with at(f"{path}, {place}"):
+            need(isinstance(e, dict), f"expected an object with the fields {forms(answers)}, found "
+                 f"{type(e).__name__}")
             names |= dict.fromkeys(e)
-    need(entries, f"{path}: expected examples, found none; {remedy}")
+    need(entries, f"{path}: expected examples, found none; write JSON with the fields "
+         f"{forms(answers)} into it")
     for name, column in columns.items():
         need(column in names, f"--field {name}={column}: expected one of the fields of {path}, "
              f"{', '.join(map(str, names)):.200}; found none of this name")
     examples, ignored = [], {}
     for place, e in entries:
-        with reading(f"{path}, {place}", remedy):
-            e = as_example(renamed(e, columns), answers)
+        with at(f"{path}, {place}"):
+            e = as_example(renamed(e, columns), answers, ignore)
             texts = [e["instruction"], e["input"], *(text for _, text in asked_in(e))]
             texts += [text for key in answers for _, text in answered_in(e, key)]
             for text in texts:

@@ -5,24 +5,45 @@
     ShareGPT      {conversations}; with pairs, it holds the question
     hh-rlhf       {chosen, rejected}, whole texts with "\\n\\nHuman:" and "\\n\\nAssistant:"
 
-A field that is read is taken out of its entry.  The fields that remain are either ignored, or
-rejected because the model would learn something else without them."""
+A field that is read is taken out of its entry.  Of the fields that remain, only those whose names
+are HARMLESS are ignored.  All others are rejected, because the model may have to learn something
+else with them than without them."""
 import re
 from typing import Any, NamedTuple
 
-from bpe import need
+from bpe import need, UserError
 from nanoeuler import messages_in
 
 QUESTION = "instruction", "prompt"
 CONVERSATION = "messages", "conversations"   # with pairs, the question
 ANSWER_NAMES = {"output": ("output", "completion", *CONVERSATION)}
+ANSWER = ["answer"]                          # the key of questions for eval
 BESIDE = "input", "system", "history"        # fields beside a question
-NO_SUPPORT = {"tools", "functions", "function_call", "tool_calls", "images", "image", "audios",
-              "audio", "videos", "video", "kto_tag", "label", "weight", "chat_template_kwargs"}
-NO_SUPPORT_IN_MESSAGE = {"tool_calls", "function_call", "name", "images", "image", "audio",
-                         "refusal", "thinking", "reasoning_content"}
-LOSS_OF_MESSAGE = {"weight", "train", "training", "loss"}        # all but 1 and true is rejected
-READ_IN_MESSAGE = {"role", "content", "from", "value"} | LOSS_OF_MESSAGE | NO_SUPPORT_IN_MESSAGE
+# Names of fields without effect, in an example and in a message: where it comes from, what it is
+# about, when and with what it was made.  Names count in lower case, with _ for blanks and hyphens.
+HARMLESS = frozenset("""
+    id _id ids uid uuid guid idx index row row_id key hash sha256 md5 __index_level_0__ unnamed:_0
+    message_id parent parent_id parent_message_id conversation_id conversation_hash chat_id
+    thread_id session_id turn_id user_id author_id annotator_id prompt_id question_id example_id
+    sample_id doc_id document_id group_id task_id tool_call_id
+    created created_at create_time updated updated_at update_time date time timestamp
+    name author annotator username
+    source sources origin dataset dataset_name data_source subset split file filename path url link
+    license licence copyright citation reference_url
+    model model_name generator provider finish_reason usage
+    category categories subcategory topic topics tag tags domain subject genre type task task_name
+    task_type title language lang locale country
+    version revision meta metadata note notes comment comments annotations cache_control
+    tokens n_tokens num_tokens token_count length num_turns
+    match score_chosen score_rejected
+    """.split()) | {""}                      # pandas writes an index as a column without a name
+# Parts of what is said.  Readers that do not train reject only these.
+PARTS = frozenset("""tools functions function_call tool_calls images image audios audio videos video
+    documents refusal thinking reasoning reasoning_content chat_template_kwargs""".split())
+# Does this field say that a message, or an example, is trained?  {name: its value if so}
+TRAINED = {"weight": 1, "train": True, "training": True, "trained": True, "trainable": True,
+           "loss": True, "mask": False, "masked": False}
+READ_IN_MESSAGE = {"role", "content", "from", "value"}
 SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
                   "system": "system", "tool": "tool", "function_response": "tool",
                   "observation": "tool"}
@@ -38,6 +59,8 @@ def names_of(answers):
 
 def forms(answers):
     """The accepted forms, for error messages"""
+    if answers == ANSWER:
+        return "(question, answer), (messages, answer), or a form that sft reads"
     if len(answers) == 1:
         return "(instruction, input, output), (prompt, completion), (messages) or (conversations)"
     return ("(instruction, input, chosen, rejected), (prompt, chosen, rejected), (conversations, "
@@ -52,15 +75,47 @@ def take(e, *names):
     are blank."""
     there = [Field(name, e.pop(name)) for name in names if name in e]
     filled = [x for x in there if not is_blank(x.value)]
-    need(len(filled) < 2, f"expected one of the fields {' and '.join(x.name for x in filled)}, "
-         f"found both; remove one")
+    need_advised(len(filled) < 2, f"expected one of the fields "
+                 f"{' and '.join(x.name for x in filled)}, found both; remove one")
     return (filled or there or [Field(names[0], None)])[0]
 
-def need_supported(e, names=NO_SUPPORT, place=""):
-    """Rejects fields without which the model would learn something else."""
-    for name in sorted(names & e.keys()):
-        need(is_blank(e[name]), f"{place}training does not support the field {name}, found "
-             f"{e[name]!r:.40}; remove the field or the example")
+class Advised(UserError):
+    """An error whose message ends with a remedy of its own"""
+
+def need_advised(ok, message):
+    if not ok:
+        raise Advised(message)
+
+class AllBut(frozenset):
+    """All names but these"""
+    def __contains__(self, name):
+        return not super().__contains__(name)
+
+NOT_TRAINED = AllBut(PARTS)                  # as `ignore`, for readers that do not train
+
+def plain_name(name):
+    return str(name).strip().lower().replace(" ", "_").replace("-", "_")
+
+def need_harmless(fields, ignore, place="", trained=True):
+    """Rejects the fields of an example or of a message that may change what is learned.
+    ignore: names that the user declares harmless; trained: is this message or example trained?"""
+    for name, x in fields.items():
+        plain = plain_name(name)
+        if is_blank(x) or plain in HARMLESS or name in ignore:
+            continue
+        if plain in TRAINED and x in (0, 1):
+            says = x == TRAINED[plain]
+            if says == trained or (says and plain == "weight"):      # 1 is its default
+                continue
+        flag = "" if isinstance(ignore, AllBut) else f", or ignore it with --ignore {name}"
+        found = f"{place}found the field {name}, {x!r:.40}"
+        need_advised(plain not in TRAINED or not place or not trained, f"{found}, but every answer "
+                     f"of the assistant is trained; put messages that are not trained into prompt, "
+                     f"and the answer into completion{flag}")
+        need_advised(plain not in TRAINED or not place, f"{found}, but only the answers of the "
+                     f"assistant are trained; remove the field or the example{flag}")
+        need_advised(False, f"{found}, which is not supported and may change what is "
+                     f"{'learned' if flag else 'asked'}; remove the field or the example{flag}")
 
 def text_in(field):
     need(isinstance(field.value, str), f"{field.name} is {field.value!r:.40}, expected text")
@@ -78,27 +133,42 @@ def holds_messages(field):
 def openai_message(message, place):
     """{role, content} of a message in the form of OpenAI or of ShareGPT"""
     m = {name: x for name, x in message.items() if x is not None}
-    need_supported(m, NO_SUPPORT_IN_MESSAGE, f"{place}: ")
     role, content = m.get("role"), m.get("content")
     if {"from", "value"} & m.keys():
-        need(not {"role", "content"} & m.keys(), f"{place}: expected role and content, or from and "
-             f"value, found {', '.join(m):.40}; remove two of them")
+        need_advised(not {"role", "content"} & m.keys(), f"{place}: expected role and content, or "
+                     f"from and value, found {', '.join(m):.40}; remove two of them")
         role, content = m.get("from"), m.get("value")
         need(isinstance(role, str) and role in SHAREGPT_ROLES, f"{place}: expected one of the "
              f"roles {', '.join(SHAREGPT_ROLES)}, found {role!r:.40}")
         role = SHAREGPT_ROLES[role]
-    for name in sorted(LOSS_OF_MESSAGE & m.keys()) if role == "assistant" else ():
-        need(m[name] == 1, f"{place}: {name} is {m[name]!r:.40}, but every answer of the assistant "
-             f"is trained; put messages that are not trained into prompt, and the answer into "
-             f"completion")
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, dict) else None
         need(kind in (None, "text"), f"{place}: expected a text, found a part of type {kind!r:.40}")
     return {"role": role, "content": content}
 
+def listed_in(field):
+    return [field.value] if isinstance(field.value, dict) else field.value
+
+def need_harmless_messages(field, ignore, answers):
+    """Rejects fields of messages as `need_harmless` does.  answers: are the messages of the
+    assistant trained?"""
+    listed = listed_in(field)
+    for i, m in enumerate(listed) if isinstance(listed, list) else ():
+        if not isinstance(m, dict):
+            continue
+        place = f"{field.name}[{i}]: "
+        said = m.get("role", m.get("from"))
+        trained = answers and said in ("assistant", "gpt")
+        need_harmless({x: m[x] for x in m.keys() - READ_IN_MESSAGE}, ignore, place, trained)
+        content = m.get("content", m.get("value"))
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type") in (None, "text"):
+                need_harmless({x: part[x] for x in part.keys() - {"type", "text"}}, ignore, place,
+                              trained)
+
 def take_messages(e, field):
     """The messages of a field.  Other fields of the messages become fields NAME.FIELD of e."""
-    listed = [field.value] if isinstance(field.value, dict) else field.value
+    listed = listed_in(field)
     if isinstance(listed, list):
         for m in listed:
             if isinstance(m, dict):
@@ -158,8 +228,8 @@ def read_conversations(e, stated, said):
         return whole, without(len(whole), said)
     if whole[n:] and whole[n][0] == "user":
         there = {text.strip() for role, text in first if role != "assistant"}
-        need({text.strip() for _, text in stated} <= there, "expected one question, found "
-             "messages and another question beside them; remove one")
+        need_advised({text.strip() for _, text in stated} <= there, "expected one question, found "
+                     "messages and another question beside them; remove one")
         return whole, without(len(whole), said)
     return [*whole[:n], *stated], without(n, said)
 
@@ -168,7 +238,7 @@ SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 def messages_of_text(field):
     before, *parts = SPEAKER.split(text_in(field))
     need(parts and not before, f"{field.name}: expected a question in the field prompt or "
-         f"instruction, or a whole conversation that begins with '\\n\\nHuman:'; found neither")
+         f"instruction, or a whole conversation that begins with '\\n\\nHuman:', found neither")
     roles = {"Human": "user", "Assistant": "assistant"}
     return [(roles[who], text.strip()) for who, text in zip(parts[::2], parts[1::2])]
 
@@ -182,7 +252,8 @@ def read_whole_texts(said):
 def conversation(asked, answers):
     """The example made of `asked`, the messages before the answer, and answers {key: messages}"""
     for messages in answers.values():
-        need(words_of(messages), "expected a message of the assistant, found none")
+        need_advised(words_of(messages), "expected a message of the assistant, found none; add the "
+                     "answer as a message with the role assistant")
     questions = [text for role, text in asked if role == "user"]
     return {"instruction": "".join(questions[-1:]), "input": "", "asked": asked, **answers}
 
@@ -191,8 +262,8 @@ def with_system(field, asked, said):
     if is_blank(field.value):
         return asked
     there = [role for messages in (asked, *said.values()) for role, _ in messages]
-    need("system" not in there, "expected one system message, found the field system and a "
-         "system message; remove one")
+    need_advised("system" not in there, "expected one system message, found the field system and a "
+                 "system message; remove one")
     return [("system", text_in(field)), *asked]
 
 class Fields(NamedTuple):
@@ -204,13 +275,14 @@ class Fields(NamedTuple):
     said: dict                               # {key: Field}, the answers
 
 def take_fields(e, answers):
-    pairs = len(answers) > 1
-    need(pairs or not {"chosen", "rejected"} <= e.keys() or e.keys() & {*ANSWER_NAMES["output"]},
-         "expected the field output, found a preference pair; train on pairs with dpo")
-    for name in e.keys() & {*CONVERSATION} if pairs else ():
+    asked = "output" not in answers          # messages are the question, without its answer
+    is_pair = {"chosen", "rejected"} <= e.keys() and not e.keys() & {*ANSWER_NAMES["output"]}
+    need_advised(asked or not is_pair, "expected the field output, found a preference pair; train "
+                 "on pairs with dpo")
+    for name in e.keys() & {*CONVERSATION} if asked else ():
         if e[name] in (e.get("chosen"), e.get("rejected")):      # a copy, as in UltraFeedback
             del e[name]
-    return Fields(question=take(e, *QUESTION, *(CONVERSATION if pairs else ())),
+    return Fields(question=take(e, *QUESTION, *(CONVERSATION if asked else ())),
                   added=take(e, "input"), system=take(e, "system"), history=take(e, "history"),
                   said={key: take(e, *ANSWER_NAMES.get(key, (key,))) for key in answers})
 
@@ -224,8 +296,8 @@ def of_messages(f):
 def read_form(e, f, history):
     """(messages before the answer, {key: messages}) of an entry in any form"""
     if of_whole_texts(f) or holds_messages(f.question):
-        need(is_blank(f.added.value) and not history, "expected no input and no history beside "
-             "messages; remove them")
+        need_advised(is_blank(f.added.value) and not history, "expected no input and no history "
+                     "beside messages; remove them")
         return (read_whole_texts(f.said) if of_whole_texts(f) else
                 read_listed_question(e, f.question, f.said))
     texts = [text_in(x) for x in (f.question, f.added) if not is_blank(x.value)]
@@ -234,18 +306,25 @@ def read_form(e, f, history):
         return read_conversations(e, stated if texts or history else [], f.said)
     return stated, {key: [("assistant", text_in(x))] for key, x in f.said.items()}
 
-def as_example(entry, answers):
+def as_example(entry, answers, ignore=()):
     """The example of an entry: {instruction, input, *answers} and the fields without effect.  If it
     consists of messages, it also has `asked`, and its answers are lists of messages.  A null field
-    counts as missing, and a field `asked` in the file is ignored."""
-    e = {name: x for name, x in entry.items() if x is not None and name != "asked"}
+    counts as missing.  ignore: names of fields that the user declares harmless, or NOT_TRAINED"""
+    e = {name: x for name, x in entry.items() if x is not None}
     f = take_fields(e, answers)
-    need_supported(e)
     texts = not (of_messages(f) or of_whole_texts(f))
     needed = [f.question, *f.said.values()] if texts else f.said.values()
     missing = [x.name for x in needed if x.value is None]
-    need(not missing, f"{''.join(missing[:1])} is missing or null; the fields are "
-         f"{', '.join(map(str, entry)) or 'none':.80}")
+    others = [x for x in e if plain_name(x) not in HARMLESS]
+    name = "".join(missing[:1])
+    remedy = (f"rename a field, or read it from a column, such as --field {name}={others[0]}"
+              if others else f"add the field {name}, or remove the example")
+    need_advised(not missing, f"{name} is missing or null; the fields are "
+                 f"{', '.join(map(str, entry)) or 'none':.80}, expected {forms(answers)}; {remedy}")
+    need_harmless(e, ignore)
+    e.pop("asked", None)                     # a field of this name would be taken for messages
+    for field in (f.question, *f.said.values()):
+        need_harmless_messages(field, ignore, answers=field is not f.question)
     history = read_history(f.history)
     if texts and not history and is_blank(f.system.value):
         added = Field("input", "") if is_blank(f.added.value) else f.added
@@ -253,7 +332,8 @@ def as_example(entry, answers):
         return {**e, **{name: text_in(x) for name, x in fields.items()}}
     asked, said = read_form(e, f, history)
     if history and len(answers) == 1:        # the answers in it are trained, too
-        messages = [*asked, *said["output"]]
+        [key] = answers
+        messages = [*asked, *said[key]]
         asked = up_to_answer(messages)
-        said = {"output": messages[len(asked):]}
+        said = {key: messages[len(asked):]}
     return {**e, **conversation(with_system(f.system, asked, said), said)}

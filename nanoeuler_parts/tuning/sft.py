@@ -2,6 +2,7 @@
 `dpo` builds on it."""
 import argparse
 import math
+import os
 import sys
 from bisect import bisect_left
 from dataclasses import dataclass, field, fields
@@ -11,16 +12,17 @@ import numpy as np
 
 from bpe import need
 from nanoeuler import (
-    alpaca_instruction, arg, BUNDLED, CHATML, chatml_row, CHATML_TOKENS, counted, DataSet,
-    default_system, Examples, is_alpaca, is_chatml, KEEP_BEST, launch, model_name, need_data, out,
-    RUN, Run, RunOptions, setting, sha256_of, SHAPE, TEMPLATES, Validation, with_progress,
+    alpaca_instruction, arg, beside_program, BUNDLED, CHATML, chatml_row, CHATML_TOKENS, counted,
+    DataSet, default_system, ESTIMATE, Examples, FEWEST, is_alpaca, is_chatml, KEEP_BEST, launch,
+    model_name, need_data, out, RUN, Run, RunOptions, setting, sha256_of, SHAPE, TEMPLATES,
+    Validation, with_progress,
 )
 from nanoeuler_parts.files.texts import encode_cut
 from nanoeuler_parts.tuning.examples import (
     answered_in, asked_in, columns_of, cut_versions, held_out, is_conversation, prompt_of,
-    question_hash, read_file,
+    question_hash, read_entries, read_file,
 )
-from nanoeuler_parts.tuning.formats import words_of
+from nanoeuler_parts.tuning.formats import as_example, words_of
 
 CONTEXT = [f for f in SHAPE if f.name == "seq_len"]      # the only flag of a model's shape
 
@@ -31,16 +33,22 @@ def start_argument(run):
                help=f"checkpoint whose weights the run starts from; {BUNDLED}: the bundled model "
                     f"(default: {run.begins_with})")
 
+FEWEST_TO_HOLD_OUT = 30                  # of fewer examples, all are for training
+
 @dataclass
 class TuningOptions(RunOptions):
     """Settings that `sft` and `dpo` share."""
-    holdout: float = setting(0.02, 0, 0.5, "fraction of the questions held out for validation; 0: "
-                             "validate on the training examples")
+    holdout: float = setting(0.02, 0, 0.5, "fraction of the questions held out for validation; of "
+                             f"fewer than {FEWEST_TO_HOLD_OUT} examples, none are held out unless "
+                             "this flag is given; 0: none, validate on the default examples")
     row_len: int = setting(0, 0, 1 << 17, "longest training example, in tokens; 0: --seq-len if "
                            "given, else as the examples need, up to 2048")
     truncate: bool = setting(False, 0, 0, "shorten conversations that are longer than a row, or "
                              "than the model's context: their oldest exchanges are dropped; "
                              "otherwise they are left out")
+    ignore: list = field(default_factory=list, metadata={
+        "help": "name of a field of the examples or of their messages to ignore, although it may "
+                "change what is learned; may be given several times", "metavar": "NAME"})
     field: list = field(default_factory=list, metadata={
         "help": "NAME=COLUMN: the column of the file that holds a field, as in "
                 "instruction=question; may be given several times", "metavar": "NAME=COLUMN"})
@@ -79,8 +87,13 @@ class SftOptions(TuningOptions):
 class ExampleSet(DataSet):
     """The data of a fine-tuning run.  Responses are held out with the questions they answer."""
     held: str                  # "a held-out"; "a training" if no example is held out
-    questions: list            # the held-out examples
-    responses: Examples        # all R responses to each of these questions
+    questions: list            # the held-out examples, or else those for training
+    responses: Examples        # all R responses to each question of the validation
+
+# A model forgets if it has memorized the training examples, which a training loss of fewer than
+# MEMORIZED nats shows, and the validation is worse than the best one by FORGOTTEN bits per byte.
+# On fewer than FEWEST rows, it must also be RUINED times the best one.
+MEMORIZED, FORGOTTEN, RUINED = 0.1, 0.1, 1.2
 
 MOST_A_ROW = 2048        # tokens; longer examples need --row-len
 
@@ -106,8 +119,10 @@ class SftRun(Run):
     Options = SftOptions
     begins_with, made_by = "nanoeuler.bin", "train"
     larger_data = "data/alpaca.json"
-    scope, most_final = "all held-out responses", sys.maxsize
-    against_overfitting = "fewer --epochs or more examples"
+    held_scope, most_final = "all held-out responses", sys.maxsize
+    last_loss = math.inf                     # of the latest step: cross-entropy of head 0, in nats
+    against_overfitting = against_forgetting = "fewer --epochs or more examples"
+    minimizes_bits = True                    # dpo does not, so a small rise of bits is normal
     answers = SftOptions.answers             # the keys of the R responses
 
     @classmethod
@@ -123,7 +138,7 @@ class SftRun(Run):
         o, s, tokenizer = self.options, self.state, start.tokenizer
         self.cut_rng = np.random.default_rng(o.seed)
         self.path = self.data_file()
-        examples, self.digest, self.ignored = read_file(self.path, self.answers, o.field)
+        examples, self.digest, self.ignored = read_file(self.path, self.answers, o.field, o.ignore)
         self.same_data(self.digest)
         if not s.text_sha256:                # a fresh run; a resumed one keeps its template
             own, s.template = s.template, self.template_for(examples, tokenizer)
@@ -221,40 +236,81 @@ class SftRun(Run):
         answers = [words_of(answered_in(example, key)) for key in self.answers]
         return not (asked and all(map(all, answers)))
 
+    def is_usable(self, example, rows):
+        return not self.is_empty(example) and all(len(asked) for asked, *_ in rows)
+
     def split(self):
         """(train, val, n_long, n_empty): train and val are lists of (example, its rows), n_long and
-        n_empty count the examples left out as too long or empty"""
-        train, val = [], []
-        n_long = n_empty = 0
-        for example, rows in self.encoded:
-            if tokens_of(rows) > self.T:
-                n_long += 1
-            elif self.is_empty(example) or not all(len(asked) for asked, *_ in rows):
-                n_empty += 1
-            elif held_out(example, self.options.holdout):
-                val.append((example, rows))
-            else:
-                train.append((example, rows))
-        count = counted(len(self.encoded), "example")
-        need(train or val, f"{self.path}: none of {count} can be used: {n_long} are longer than "
-             f"{self.T} tokens, {n_empty} are empty; name others with --data, or raise --row-len")
-        train, val = train or val, val or train          # if one is empty, both are the other
-        if val is train and self.options.holdout and len(train) > 1:
-            val = [min(train, key=lambda pair: question_hash(pair[0]))]  # hold out one
-            train = [x for x in train if x is not val[0]]
+        n_empty count the examples left out as too long or empty.  In a fresh run, few examples are
+        all for training, unless the user gives --holdout."""
+        o, s = self.options, self.state
+        fits = [pair for pair in self.encoded if tokens_of(pair[1]) <= self.T]
+        usable = [pair for pair in fits if self.is_usable(*pair)]
+        n_long, n_empty = len(self.encoded) - len(fits), len(fits) - len(usable)
+        self.need_usable(len(usable), n_long, n_empty)
+        if not s.text_sha256 and "holdout" not in o.given and len(usable) < FEWEST_TO_HOLD_OUT:
+            o.holdout = s.options["holdout"] = 0.0
+        held = [held_out(example, o.holdout) for example, _ in usable]
+        if o.holdout and not any(held):      # hold out one
+            hashes = [question_hash(example) for example, _ in usable]
+            held[hashes.index(min(hashes))] = True
+        if all(held):
+            held = [False for _ in usable]
+        train = [pair for pair, is_held in zip(usable, held) if not is_held]
+        val = [pair for pair, is_held in zip(usable, held) if is_held]
         return train, val, n_long, n_empty
+
+    def need_usable(self, n_usable, n_long, n_empty):
+        """Rejects a file of which no example can be used, with the remedy for its fault."""
+        faults, remedies = [], []
+        if n_empty:
+            faults.append(f"{n_empty} {'is' if n_empty == 1 else 'are'} empty")
+            remedies.append("give each example a question and an answer")
+        if n_long:
+            is_longer = "is" if n_long == 1 else "are"
+            faults.append(f"{n_long} {is_longer} longer than {self.T} tokens")
+            cut = any(is_conversation(e) for e, _ in self.encoded) and not self.options.truncate
+            remedies.append(f"shorten the texts{', add --truncate' if cut else ''}, or raise "
+                            f"--row-len")
+        need(n_usable, f"{self.path}: none of {counted(len(self.encoded), 'example')} can be used: "
+             f"{', '.join(faults)}; {', and '.join(remedies)}")
+
+    def other_examples(self, train, tokenizer):
+        """Examples with which a run validates if it holds none out: [(example, its rows)].
+        They are the first ones of the default data that fit into a row; these data are in random
+        order.  The model may know their answers, and if it forgets them, their loss rises."""
+        path, asked = beside_program(self.Options.data), {question_hash(e) for e, _ in train}
+        found = []
+        for _, entry in read_entries(path)[0] if os.path.exists(path) else ():
+            if len(found) == ESTIMATE:
+                break
+            e = as_example(entry, self.answers)
+            rows = self.rows_of(e, tokenizer)
+            if tokens_of(rows) <= self.T and question_hash(e) not in asked:
+                found.append((e, rows))
+        return found if len(found) >= FEWEST else []
 
     def load(self, cfg, tokenizer):
         """The ExampleSet of a file.  Examples that are empty or too long for a row are left out."""
         o, T, R = self.options, self.T, self.R
         train, val, n_long, n_empty = self.split()
-        n = len(train)
+        n, held = len(train), f"{len(val):,} held out"
+        self.scope, self.holds_out = self.held_scope, bool(val)
+        if not val:
+            need(not o.keep_best, f"--keep-best: expected held-out examples, which show the best "
+                 f"model, found none; hold some of the {counted(n, 'example')} out, for example "
+                 f"with --holdout 0.2, or use --no-keep-best")
+            held, val = self.instead_of_held_out(train, tokenizer)
         hint = ""
         if n_long and not o.truncate and any(is_conversation(e) for e, _ in self.encoded):
             hint = " (--truncate cuts them)"
         steps = o.steps or math.ceil(o.epochs * R * n / self.B)
-        if not self.state.text_sha256 and "warmup" not in o.given:
-            o.warmup = self.state.options["warmup"] = min(o.warmup, max(1, steps // 10))
+        if not self.state.text_sha256:       # suit a short run, which may have a few steps only
+            suited = {"warmup": max(1, steps // 10), "eval_every": max(5, steps // 4)}
+            for name in suited.keys() - o.given:
+                suited[name] = min(getattr(o, name), suited[name])
+                setattr(o, name, suited[name])
+                self.state.options[name] = suited[name]
 
         def copied(cuts, copies):
             """The training rows of all copies, each copy cut elsewhere.  If a cut makes a row too
@@ -277,21 +333,53 @@ class SftRun(Run):
 
         learned_bytes = n_bytes(train, self.answers) * copies
         tokens, targets = responses.batch(slice(0, None, R))     # first response to each question
-        held = "none" if val is train else f"{len(val):,}"
-        held += " held out" + ("; validation uses the training examples" if val is train else "")
         return ExampleSet(
             path=self.path, sha256=self.digest, tokenizer=tokenizer, batches=batches,
             validation=Validation(tokens, targets[0], n_bytes(val, self.answers[:1])),
             bytes_per_token=learned_bytes / (batches.answers >= 0).sum(), steps=steps,
             table=[("examples", f"{self.path}, {n:,} for training, {held}"),
+                  *([] if self.holds_out else [("validation", self.scope)]),
                   ("template", "ChatML" if self.state.template else "Alpaca's"),
                   *([("ignored fields", shown(self.ignored))] if self.ignored else []),
                   *([("cut", f"{counted(self.n_cut, 'conversation')}, to fit a row of {T} tokens")]
                     if o.truncate else []),
                   ("left out", f"{counted(n_long, 'example')} longer than a row of {T} tokens"
                                f"{hint}, {n_empty:,} empty")],
-            held="a training" if val is train else "a held-out",
-            questions=[example for example, _ in val], responses=responses)
+            held="a held-out" if self.holds_out else "a training",
+            questions=[example for example, _ in (val if self.holds_out else train)],
+            responses=responses)
+
+    def instead_of_held_out(self, train, tokenizer):
+        """(a text for the table, the examples to validate with) if no example is held out"""
+        o, n = self.options, len(train)
+        few = n < FEWEST_TO_HOLD_OUT and "holdout" not in o.given
+        held = "none held out" + (f", as there are fewer than {FEWEST_TO_HOLD_OUT}" if few else "")
+        others = self.other_examples(train, tokenizer)
+        self.validates_first = bool(others)  # with the model that the run starts from
+        self.scope = f"the {counted(n, 'training example')}, which says nothing about others"
+        if others:
+            self.scope = f"{len(others)} other examples of {self.Options.data}"
+        return held, others or train
+
+    def record(self, **values):
+        self.last_loss = values.get("loss", self.last_loss)
+        super().record(**values)
+
+    def note_of_end(self, n, estimate):
+        """A note if the examples are memorized and the model forgets, or else if it overfits.
+        Other examples than held-out ones say nothing about the second."""
+        s, judged = self.state, self.holds_out and self.minimizes_bits
+        note = super().note_of_end(n, estimate) if judged else ""
+        least = s.best + FORGOTTEN if n >= FEWEST else max(s.best + FORGOTTEN, RUINED * s.best)
+        if self.last_loss > MEMORIZED or estimate <= least:
+            return note
+        return (f"the model has memorized the training examples (loss {self.last_loss:.3f}) and "
+                f"forgets how to answer others: the validation on {self.scope} rose from "
+                f"{s.best:.2f} bits/byte at step {s.best_step:,} to {estimate:.2f}; use a "
+                f"lower --lr, such as {self.options.lr / 10:.1g}, {self.against_forgetting}")
+
+    def where_best_is(self):
+        return super().where_best_is() if self.holds_out and self.minimizes_bits else ""
 
     def sample_text(self, n):
         """The greedy answer (temperature 0) to a held-out question."""

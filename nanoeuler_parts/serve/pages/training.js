@@ -472,12 +472,26 @@ function lines(chosen, ...kinds) {
 
 const headsOf = (run) => run.records.reduce((most, r) => Math.max(most, r.heads?.length ?? 0), 0);
 
+// Does this run learn preferences?  Then its loss is that of dpo, also in its validations.
+const ofPairs = (run) => run.records.some((r) => r.margin !== undefined);
+
+const MEANING = {
+  text: "Mean cross-entropy of the next token, in nats. Lower is better. Nats divided by ln 2 are bits.",
+  pairs: "Loss of dpo, in nats: the mean of -ln sigmoid(margin) over the pairs of answers. A margin says " +
+    "how much more than the starting model this model prefers the chosen answer. The loss begins at " +
+    "ln 2 = 0.693; lower is better.",
+};
+
 function lossFigure(chosen) {
+  if (chosen.some(ofPairs)) {
+    const alone = chosen.every(ofPairs);
+    return figure("Loss", alone ? MEANING.pairs : `Runs of train and sft: ${MEANING.text} Runs of dpo: ${
+      MEANING.pairs}`,
+    lines(chosen, ["loss", (r) => r.loss], ["validation", (r) => r.val_loss, { dots: true }]));
+  }
   const heads = chosen.length === 1 ? headsOf(chosen[0]) : 0;
   if (heads < 2) {
-    return figure("Loss", "Mean cross-entropy of the next token, in nats. Lower is better. Nats " +
-      "divided by ln 2 are bits.",
-      lines(chosen, ["loss", (r) => r.loss]));
+    return figure("Loss", MEANING.text, lines(chosen, ["loss", (r) => r.loss]));
   }
   return figure("Loss of each head", "Mean cross-entropy, in nats. Head 0 predicts the next token, " +
     "head 1 the one after it, and so on. A curve ends where the run switches its head off: the " +
