@@ -251,36 +251,52 @@ class Names:
 
     def __init__(self):
         self.users = {}                      # name -> names of its users
-        self.spans = {}                      # path -> [(first line, last line, name)]
+        self.compiled = {}                   # the same for what kernels can contain
+        self.spans = {}                      # path -> [(first line, last line, name, is a class?)]
         for path in [*product(True), *product(False)]:
             tree = ast.parse((ROOT / path).read_bytes())
             spans = self.spans[path] = []
             for node in ast.walk(tree):
                 if isinstance(node, ast.FunctionDef | ast.ClassDef):
                     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                    spans.append((first, node.end_lineno, node.name))
+                    is_class = isinstance(node, ast.ClassDef)
+                    spans.append((first, node.end_lineno, node.name, is_class))
             for node in tree.body:
                 if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
                     for x in ast.walk(node):
                         if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store):
-                            spans.append((node.lineno, node.end_lineno, x.id))
+                            spans.append((node.lineno, node.end_lineno, x.id, False))
             for node in ast.walk(tree):
                 used = node.id if isinstance(node, ast.Name) else getattr(node, "attr", None)
                 for name in self.around(path, node.lineno) if used else ():
                     self.users.setdefault(used, set()).add(name)
+                    if isinstance(node, ast.Name) and not self.in_class(path, node.lineno):
+                        self.compiled.setdefault(used, set()).add(name)
+
+    def in_class(self, path, line):
+        """Is the line in a class? No kernel contains code of a class."""
+        return any(is_class for first, last, _, is_class in self.spans[path]
+                   if first <= line <= last)
+
+    def kernels(self, path, line):
+        """The names that a kernel may have if it contains this line, or was made by it"""
+        if self.in_class(path, line):
+            return {}
+        return self.reached(self.around(path, line), users=self.compiled)
 
     def around(self, path, line):
         """The functions, classes and constants that contain a line, the innermost first"""
-        inside = [(last - first, name) for first, last, name in self.spans[path]
+        inside = [(last - first, name) for first, last, name, _ in self.spans[path]
                   if first <= line <= last]
         return [name for _, name in sorted(inside)]
 
-    def reached(self, names, depth=math.inf):
+    def reached(self, names, depth=math.inf, users=None):
         """{name: number of uses between it and these names}"""
+        users = self.users if users is None else users
         found, new, far = {}, set(names), 0
         while new and far <= depth:
             found |= {name: far for name in new}
-            new = {user for name in new for user in self.users.get(name, ())} - set(found)
+            new = {user for name in new for user in users.get(name, ())} - set(found)
             far += 1
         return found
 
@@ -418,7 +434,7 @@ class Trial:
         shutil.copytree(self.clean, self.mutant, symlinks=True)
         before = [*map(digest, stamps(self.mutant))]
         (self.mutant / change.path).write_bytes(source.changed(change))
-        reached = self.names.reached(self.names.around(change.path, change.line))
+        reached = self.names.kernels(change.path, change.line)
         keep_kernels(self.mutant, change.path, before, reached)
 
     def judge(self, change):

@@ -136,8 +136,8 @@ def programs():
                    check.Case("tied", {**small, "tie_embeddings": True}, 5, (2,)),
                    check.Case("preferences", small, 6, (1, 3), pairs=True),
                    *(check.Case(name, {**small, "n_mtp": 1, "head_dim": D, **feature}, 6, (1, 1))
-                     for name, D, feature in (("biases", 2, {"qkv_bias": True}),
-                                              ("norms of q and k", 6, {"qk_norm": True}),
+                     for name, D, feature in (("norms of q and k", 6, {"qk_norm": True}),
+                                              ("biases", 2, {"qkv_bias": True}),
                                               ("a window", 2, {"window": 3}))),
                    check.Case("biases, norms of q and k, a window", {
                        **small, "head_dim": 6, "qkv_bias": True, "qk_norm": True, "window": 3,

@@ -139,7 +139,7 @@ ELSEWHERE = [
     ("sft", "--data", "data/preferences_sample.jsonl"), ("sft", "data/model.bin"),
     ("dpo", "--data", "data/instructions.json"), ("dpo", "--data", "README.md"),
     ("dpo", "data/model.bin"), ("chat", "data/model.bin"), ("serve", "data/model.bin"),
-    ("generate", "A", "data/model.bin"), ("generate", "--file", "README.md"),
+    ("generate", "A", "data/model.bin"), ("generate", "--file", "README.md", "--out", "a.jsonl"),
     ("lens", "A", "data/model.bin"), ("eval", "--data", "data/shakespeare.txt"),
     ("eval", "--questions", "data/instructions.json"), ("info", "data/model.bin"),
     ("export", "data/model.bin", "folder"), ("quantize", "data/model.bin", "a.bin"),
