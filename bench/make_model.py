@@ -364,6 +364,14 @@ def percent(x):
     return f"{100 * x:.2f} %"
 
 
+def command_of(e):
+    """The command that made the model of evaluation.json"""
+    text, _, instructions, pairs, _ = (d["file"] for d in e["data"])
+    gpu = " --gpu" if "NVIDIA" in e["device"] else ""
+    return (f"python bench/make_model.py all{gpu} --text {text} --instructions {instructions} "
+            f"--pairs {pairs}")
+
+
 def card_text(e):
     """MODEL.md, of what evaluation.json holds"""
     cfg, one, other = e["config"], e["float32"], e["int8"]
@@ -380,8 +388,8 @@ def card_text(e):
         f"vocabulary {cfg['vocab_size']:,}, context {cfg['seq_len']} tokens, "
         f"{'tied' if cfg['tie_embeddings'] else 'separate'} embeddings",
         f"- **File**: {e['bytes']:,} bytes, sha256 `{e['sha256']}`",
-        f"- **Made by**: `python bench/make_model.py all` with the texts named below, at commit "
-        f"{e['commit']}, seed {e['seed']}, on {e['device']}",
+        f"- **Made by**: `{command_of(e)}`, at commit {e['commit']}, seed {e['seed']}, on "
+        f"{e['device']}",
         "- **License**: MIT, like the code; the licenses of its training data are listed below", "",
         "## Abilities and limits", "",
         "The model was taught to greet, to say what it is, and to answer short questions of a few "
@@ -436,7 +444,9 @@ def card_text(e):
               for d in e["data"]]
     if missing := [f"`{d['file']}`" for d in e["data"] if d["file"] in NOT_DISTRIBUTED]:
         lines += ["", f"**You cannot rebuild this file.** {', '.join(missing)}: not distributed, "
-                  "and no script of this repository makes them. `python bench/make_model.py all "
+                  "and no script of this repository makes them. `everyday.jsonl` can be made "
+                  f"again: `python data/everyday.py --count {EVERYDAY_COUNT} --seed {e['seed']} "
+                  "--exclude bench/everyday_prompts.jsonl`. `python bench/make_model.py all "
                   "--text YOURS` makes another model in the same way, from a text of yours."]
     lines += ["", "## Samples, not selected", "",
               f"The {len(e['everyday'])} conversations of `bench/everyday_prompts.jsonl`, with "

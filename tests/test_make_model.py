@@ -71,7 +71,8 @@ def test_from_texts_to_a_model_and_its_card(recipe, capsys):
     for word in (digest, "commit abc1234", "seed 1", f"{ne.n_params(c.cfg):,} parameters",
                  f"{os.path.getsize(folder / 'model.bin'):,} bytes", "MIT", "limits",
                  "| pretrain | 4 |", "| sft | 2 |", "| dpo | 2 |", "together, of 12 |",
-                 "`text.txt` | 40,000 |", "`everyday.jsonl`", "`pairs.json`"):
+                 "`text.txt` | 40,000 |", "`everyday.jsonl`", "`pairs.json`",
+                 "make_model.py all --text text.txt --instructions ask.json --pairs pairs.json"):
         assert word in card, word
     # all everyday prompts, with an answer to each turn
     prompts = recipe.module.lines_of(recipe.module.PROMPTS)

@@ -1,22 +1,14 @@
-"""Draws docs/euler.svg: the state of one token after each half layer of the bundled model.
-
-    python bench/euler_picture.py          writes docs/euler.svg
+"""The steps of the bundled model: how long each one is, and how probable it makes the next token
 
 Bars: |f| / |x|, how long each Euler step is compared with the state from which it starts.
 Line: the probability of the token that the model says in the end, if it stopped after this step.
-The picture follows the reader's light or dark setting."""
-import pathlib
-import sys
-
+README and page 7 show the same steps, those of `python nanoeuler.py lens TEXT bundled --plain`."""
 import numpy as np
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
 import nanoeuler as ne
 from nanoeuler_parts.tools.lens import euler_steps
 
-QUESTION, BEGUN = "What is the capital of Norway?", "The capital of Norway is"
+TEXT = "What is the capital of Norway? The capital of Norway is"
 WIDE, TALL, LEFT, RIGHT, TOP, BOTTOM = 720, 260, 60, 60, 36, 46
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #444 } .attention { fill: #6b9bd1 }
@@ -28,18 +20,23 @@ text { font: 12px system-ui, sans-serif; fill: #444 } .attention { fill: #6b9bd1
 
 
 def trajectory():
-    """([(name, |f| / |x| or None, probability of the final token)], that token's text)"""
-    c = ne.read_checkpoint(str(ROOT / ne.SHIPPED), moments=False)
-    ids = ne.chat_ids(c.state.template, [("user", QUESTION)], c.state, c.tokenizer)
-    ids += c.tokenizer.encode(BEGUN).tolist()
-    steps = [*euler_steps(ne.Model(c.cfg, c.flat), np.array(ids, np.int32))]
-    token = int(steps[-1][3].argmax())
-    text = c.tokenizer.vocab[token].decode("utf-8", "replace")
-    return [(name.strip(), ratio, float(p[token])) for name, ratio, _, p in steps], text
+    """[(name, |f| / |x| or None, probabilities (V,))] after 0 to 14 steps, and the vocabulary"""
+    c = ne.read_checkpoint(str(ne.beside_program(ne.SHIPPED)), moments=False)
+    ids = np.array(c.tokenizer.encode(TEXT), np.int32)
+    steps = euler_steps(ne.Model(c.cfg, c.flat), ids)
+    return [(name.strip(), ratio, p) for name, ratio, _, p in steps], c.tokenizer.vocab
+
+
+def picture():
+    steps, vocab = trajectory()
+    token = int(steps[-1][2].argmax())
+    shown = [(name, ratio, float(p[token])) for name, ratio, p in steps]
+    return drawn(shown, vocab[token].decode("utf-8", "replace"))
 
 
 def drawn(steps, text):
     most = max(ratio for _, ratio, _ in steps[1:])
+    end = steps[-1][2]
     width = (WIDE - LEFT - RIGHT) / len(steps)
 
     def x(i):
@@ -77,11 +74,9 @@ def drawn(steps, text):
               f'<text class="p" x="{LEFT + 380}" y="18">probability of "{text.strip()}", the next '
               f'token</text>',
               f'<text x="{WIDE / 2}" y="{TALL - 8}" text-anchor="middle">'
-              f'{QUESTION} {BEGUN} \u2026</text>']
+              f'{TEXT} \u2026</text>',
+              f'<text class="p" x="{x(len(steps) - 1):.0f}" y="{y(end) - 8:.1f}" '
+              f'text-anchor="end">{end:.0%}</text>']
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {TALL}" role="img" '
             f'aria-label="Length of each Euler step, and the probability of the reply, by layer">'
             f'<style>{STYLE}</style>{"".join(parts)}</svg>\n')
-
-
-if __name__ == "__main__":
-    (ROOT / "docs/euler.svg").write_text(drawn(*trajectory()), encoding="utf-8")

@@ -1,18 +1,13 @@
 """The whole model as one line of fourteen steps, and what it would say after each of them"""
-import numpy as np
+from euler import TEXT, trajectory
 from shapes import arrow, box, circle, curve, line, svg, text
 
-import nanoeuler as ne
-from nanoeuler_parts.tools.lens import euler_steps
-
-TEXT = "What is the capital of Norway? The capital of Norway is"
 STREAM, TOP, ZERO, HIGH = 118, 50, 268, 80       # heights of the stream, the boxes and the curve
 
 
 def picture():
-    c = ne.read_checkpoint(str(ne.beside_program(ne.SHIPPED)), moments=False)
-    ids = c.tokenizer.encode(TEXT)
-    steps = [p for _, _, _, p in euler_steps(ne.Model(c.cfg, c.flat), np.array(ids, np.int32))]
+    found, vocab = trajectory()
+    steps = [p for _, _, p in found]
     last = int(steps[-1].argmax())
 
     def x(i):
@@ -39,7 +34,7 @@ def picture():
               text(347, 19, "SwiGLU: works on one token", "", "start"),
               text(360, STREAM + 38, "If the model stopped here, it would say:", "bold")]
     for i, p in enumerate(steps):
-        word = c.tokenizer.vocab[int(p.argmax())].decode()
+        word = vocab[int(p.argmax())].decode()
         parts.append(text(x(i), STREAM + 58, word.strip() or "space", "small"))
     points = [(x(i), ZERO - HIGH * p[last]) for i, p in enumerate(steps)]
     parts += [line(x(0), ZERO, x(14), ZERO), curve(points, "cb"),

@@ -5,7 +5,7 @@ import numpy as np
 
 from bpe import need
 from nanoeuler import (
-    AFTER_PROMPT, chat_ids, dims_of, DTYPE, MODEL, Model, model_to_use, need_prompt_first,
+    AFTER_PROMPT, arg, chat_ids, dims_of, DTYPE, MODEL, Model, model_to_use, need_prompt_first,
     PRECISIONS, print_template_note, prompt_text, read_checkpoint, TEXT,
 )
 
@@ -54,16 +54,16 @@ def attention_weights(model, tokens, l):
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
 
-def lens(prompt, file=None):
+def lens(prompt, file=None, plain=False):
     """`lens`: prints the Euler steps at the prompt's last token.  A chat model's prompt is encoded
-    in its template, so that the last token is the one before the answer."""
+    in its template, so that the last token is the one before the answer, unless it is `plain`."""
     need_prompt_first(prompt, file)
     file = model_to_use(file, AFTER_PROMPT)
     prompt = prompt_text(prompt)
     c = read_checkpoint(file, moments=False)
     tokens = c.tokenizer.encode_whole(prompt)
     need(len(tokens), "the prompt is empty; give at least one character")
-    if c.state.kind == "chat":
+    if c.state.kind == "chat" and not plain:
         print_template_note(c.state.template)
         asked = chat_ids(c.state.template, [("user", prompt)], c.state, c.tokenizer)
         tokens = np.array(asked, np.int32)
@@ -81,4 +81,6 @@ def lens(prompt, file=None):
         print(f"{name:<14}{numbers}   {likeliest}")
 
 def lens_verb(add):
-    add(lens, TEXT, MODEL)
+    add(lens, TEXT, MODEL, arg("--plain", action="store_true",
+        help="read the prompt as a text to continue, also if the model is a chat model, whose chat "
+             "template would make it a question"))
