@@ -460,7 +460,7 @@ def test_the_charts_are_explained(opened, address):
 def test_the_loss_of_dpo_is_explained_and_measured_to_the_end(opened, address):
     """Its own loss, in its validations too; beside another run both are explained."""
     pairs = [r | {"margin": 0.1} if "loss" in r else r for r in steps(9)]
-    logs = Logs({"a.jsonl": (1, [*pairs, {"step": 9, "val_loss": 0.5}]), "b.jsonl": (9, steps(9))})
+    logs = Logs({"a.jsonl": (9, [*pairs, {"step": 9, "val_loss": 0.5}]), "b.jsonl": (1, steps(9))})
     page = opened(f"{address}/training", routes=logs.routes())
     page.wait_for_selector("#charts svg")
     loss = page.locator("#charts figure:nth-child(2)")

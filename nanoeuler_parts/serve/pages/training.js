@@ -12,6 +12,7 @@ const MOST_RUNS = 200, MOST_READS = 16, MOST_RECORDS = 50_000, MOST_STEPS = 2 **
 const MOST_HEADS = 64, MOST_GAPS = 50, MOST_TICKS = 12, MOST_SAMPLES = 8, LONGEST_SAMPLE = 4000;
 const RANGES = {
   loss: [-1e12, 1e12], bits_per_byte: [-1e12, 1e12], val_bits_per_byte: [-1e12, 1e12],
+  val_loss: [-1e12, 1e12], margin: [-1e12, 1e12],
   lr: [0, 1e6], norm: [0, 1e15], ms: [0, 1e12], tokens_per_s: [0, 1e15], age: [0, 1e10],
 };
 
