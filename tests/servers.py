@@ -33,13 +33,13 @@ def chat_model(path, tokenizer, cfg=CFG, **state):
 
 
 @contextlib.contextmanager
-def serving(*files, decoder=ne.Decoder, **options):
-    """(its address, the Server)"""
+def serving(*files, decoder=ne.Decoder, folder=None, **options):
+    """(its address, the Server).  folder: see models.Models"""
     from nanoeuler_parts.serve import server as serve
     from nanoeuler_parts.serve.models import Models
     options = Serving(**{"port": 0, "slots": 4, "access_log": False, **options}).check()
     with serve.listening(options) as s:
-        server = serve.build(Models([*map(str, files)], decoder, options), options)
+        server = serve.build(Models([*map(str, files)], decoder, options, folder), options)
         http = serve.Uvicorn(server)
         thread = threading.Thread(target=lambda: asyncio.run(http.serve(sockets=[s])), daemon=True)
         thread.start()

@@ -45,7 +45,7 @@ HABITS = [
     ("curl", "transcription", "POST", "/v1/audio/transcriptions", {}, "no audio"),
     ("curl", "a picture", "POST", "/v1/images/generations", {"prompt": "a"}, "no images"),
     ("curl", "moderation", "POST", "/v1/moderations", {"input": "a"}, "no moderation"),
-    ("curl", "-1 tokens", "POST", CHAT, {"messages": HELLO, "max_tokens": -1}, "max_tokens is -1"),
+    ("LM Studio", "-1 tokens", "POST", CHAT, {"messages": HELLO, "max_tokens": -1}, ""),
     ("OpenAI", "all that is ignored", "POST", CHAT, few({
         "messages": HELLO, "user": "me", "store": True, "metadata": {"a": "b"},
         "service_tier": "priority", "safety_identifier": "x", "prompt_cache_key": "y",
@@ -136,7 +136,7 @@ HABITS = [
     ("Ollama", "list", "GET", "/api/tags", None, ""),
     ("Ollama", "ps", "GET", "/api/ps", None, ""),
     ("Ollama", "show", "POST", "/api/show", {"model": "little"}, ""),
-    ("Ollama", "show another model", "POST", "/api/show", {"name": "llama3"}, "not found"),
+    ("Ollama", "show another model", "POST", "/api/show", {"name": "llama3"}, ""),
     ("Ollama", "load", "POST", "/api/generate", {"model": "little"}, ""),
     ("Ollama", "chat", "POST", "/api/chat", {
         "model": "little", "stream": False, "options": OPTIONS, "messages": EXCHANGE,
@@ -185,7 +185,8 @@ def words(said):
         lines = [line.removeprefix("data: ") for line in said.splitlines()]
         return "".join(words(json.loads(line)) for line in lines if line.startswith("{"))
     if "choices" in said:
-        return "".join(c["text"] if "text" in c else (c.get("message") or c["delta"])["content"]
+        return "".join(c["text"] if "text" in c else
+                       (c.get("message") or c["delta"]).get("content", "")
                        for c in said["choices"])
     if said.get("object") == "response":
         return said["output"][0]["content"][0]["text"]
@@ -208,8 +209,36 @@ def test_habit(at, table, client, habit, method, path, body, reason):
     table.append((client, habit, status, words(said).replace("\n", " ") if method == "POST" else
                   str(said)[:60].replace("\n", " ")))
     assert status == 200, said
-    is_text = method == "POST" and habit not in ("load", "show")
+    is_text = method == "POST" and habit not in ("load", "show", "show another model")
     assert bool(words(said)) == is_text or method != "POST"
+
+
+def test_the_client_of_ollama(at):
+    """Its objects are built from each response, and its refusals are those that the docs list."""
+    ollama = needs("ollama")
+    client, few = ollama.Client(host=at), {"num_predict": 6, "seed": 3}
+    assert [m.model for m in client.list().models] == ["little:latest"]
+    assert client.ps().models[0].context_length == 96
+    assert client.show("little").modelinfo["nanoeuler.block_count"]
+    said = client.chat("little", HELLO, options=few, logprobs=True, top_logprobs=2)
+    assert said.done_reason == "length" and len(said.logprobs) == said.eval_count == 6
+    parts = [*client.chat("little", HELLO, options=few, stream=True, think=False)]
+    assert "".join(part.message.content for part in parts) == said.message.content
+    history = [*HELLO, ollama.Message(role="assistant", content="Hi", thinking="Hm."), *HELLO]
+    assert client.chat("little", history, options=few).message.content
+    said = client.generate("little", "Hello", options=few, logprobs=True)
+    assert len(said.logprobs) == 6 and said.response
+    assert client.generate("little", "Hello", options={"num_predict": 6, "draft_num_predict": 2})
+    schema = {"enum": ["yes", "no"]}
+    assert json.loads(client.chat("little", HELLO, format=schema).message.content) in ("yes", "no")
+    for call in (lambda: client.chat("little", HELLO, think=True), lambda: client.pull("llama3"),
+                 lambda: client.chat("little", HELLO, tools=[TOOL]),
+                 lambda: client.embed("little", "a"), lambda: client.delete("little"),
+                 lambda: client.create("new", from_="little"), lambda: client.copy("little", "b"),
+                 lambda: client.create_blob(__file__)):
+        with pytest.raises(ollama.ResponseError) as refused:
+            call()
+        assert refused.value.status_code in (400, 404) and refused.value.error
 
 
 def test_there_are_as_many_habits_as_promised():
@@ -217,7 +246,7 @@ def test_there_are_as_many_habits_as_promised():
 
 
 def test_what_is_ignored_does_not_change_a_reply(at):
-    from nanoeuler_parts.serve.protocol import IGNORED
+    from nanoeuler_parts.serve.values import IGNORED
     body = {"messages": HELLO, "max_tokens": 20, "seed": 3}
     plain = words(send(at, "POST", CHAT, body)[2])
     for name in IGNORED:

@@ -1150,6 +1150,27 @@ def test_each_conversation_keeps_its_model(opened, address):
     page.wait_for_selector("text=Look inside")
 
 
+def test_the_menu_follows_the_models_of_the_server(opened, address):
+    """A model that was trained after the page was opened, and one that was deleted"""
+    page, names = opened(address), ["little"]
+    card = page.evaluate("fetch('api/model').then(r => r.json())")
+    page.route("**/api/model*", lambda route: route.fulfill(json=card | {"name": parse_qs(
+        urlsplit(route.request.url).query).get("model", ["little"])[0]}))
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [
+        {"id": name} for name in names]}))
+    page.wait_for_selector("[placeholder='Ask something']")
+    assert not page.is_visible("#model")
+    names += ["later"]
+    page.evaluate("window.dispatchEvent(new Event('focus'))")
+    wait(page, "document.querySelectorAll('#model option').length === 2")
+    page.select_option("#model", "later")
+    wait(page, "document.title.startsWith('later')")
+    names.remove("later")
+    page.evaluate("window.dispatchEvent(new Event('focus'))")
+    wait(page, "document.title.startsWith('little')")
+    assert not page.is_visible("#model")
+
+
 def test_the_trajectory_of_an_answer(opened, address):
     page = opened(address)
     ask(page, "So?", 5)

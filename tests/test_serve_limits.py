@@ -31,6 +31,7 @@ pytestmark = pytest.mark.cli
 needs("starlette")
 needs("uvicorn")
 CHAT, TEXT, HELLO = "/v1/chat/completions", "/v1/completions", [{"role": "user", "content": "Hi"}]
+LONGER = [{"role": "user", "content": "a b " * 10}]
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +227,84 @@ def test_the_queue_of_the_tokenizer_has_an_end(there, monkeypatch):
         assert send(address, "GET", "/api/runs")[0] == send(address, "GET", "/health")[0] == 200
         go_on.set()
         assert [f.result()[0] for f in first] == [200, 200]
+
+
+@pytest.mark.parametrize("path, body, name", [
+    (TEXT, {"prompt": ["word "] * 20}, "prompt"), (TEXT, {"prompt": [[5] * 9] * 12}, "prompt"),
+    (CHAT, {"messages": LONGER}, "messages"), ("/api/chat", {"messages": LONGER}, "messages"),
+    ("/v1/responses", {"input": LONGER}, "messages"), ("/api/generate", {
+        "prompt": "a" * 40, "system": "b" * 20}, "messages")])
+def test_the_preparation_of_a_request_has_a_limit(there, monkeypatch, path, body, name):
+    """Counted in characters, so that it is the same on every machine"""
+    from nanoeuler_parts.serve import protocol
+    monkeypatch.setattr(protocol, "MOST_WORK", 100)
+    status, _, said = post(there[0], path, {**body, "stream": False})
+    message = said["error"] if path.startswith("/api") else said["error"]["message"]
+    assert status == 400 and "at most 100 characters" in message and f"the {name} of" in message
+    monkeypatch.setattr(protocol, "MOST_WORK", 1000)
+    assert post(there[0], path, {**body, "stream": False})[0] == 200
+
+
+def test_forgetting_stays_within_the_work_of_a_request(there, monkeypatch):
+    """It forgets more, but it does not fail, while the last exchange alone is allowed."""
+    from nanoeuler_parts.serve import protocol
+    body = {"messages": alternating(60, lambda i: "a b"), "max_tokens": 1, "forget": True}
+    most = post(there[0], CHAT, body)[2]["forgotten"]
+    found = []
+    for work in (10_000, 1000, 400, 70):
+        monkeypatch.setattr(protocol, "MOST_WORK", work)
+        rendered = Rendered(monkeypatch)
+        status, _, said = post(there[0], CHAT, body)
+        assert status == 200 and 67 * rendered.messages <= work + 67
+        found.append(said["forgotten"])
+    assert found[0] == most and found == sorted(found) and found[-1] == 59
+    monkeypatch.setattr(protocol, "MOST_WORK", 60)
+    assert post(there[0], CHAT, body)[0] == 400
+
+
+def test_a_third_party_template_counts_more(there, monkeypatch):
+    reader = there[1].default.reader
+    plain = reader.work_of([("user", "Hello")])
+    monkeypatch.setattr(reader.speaker, "template", "{{ messages[0]['content'] }}")
+    assert reader.work_of([("user", "Hello")]) > 10 * plain
+
+
+def test_short_requests_do_not_wait_for_the_preparation_of_long_ones(there, monkeypatch):
+    """At every address that takes a body"""
+    address, server = there
+    begun, go_on, original = threading.Event(), threading.Event(), ne.chat_ids
+
+    def slow(template, messages, *args):
+        if len(messages) > 100:
+            begun.set()
+            assert go_on.wait(60)
+        return original(template, messages, *args)
+
+    monkeypatch.setattr(ne, "chat_ids", slow)
+    long = {"messages": alternating(401, lambda i: ""), "max_tokens": 1}
+    assert len(json.dumps(long)) > 1 << 13
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(post, address, CHAT, long)
+        assert begun.wait(60)
+        for path, body in ((TEXT, {"prompt": "a", "max_tokens": 1}),
+                           (CHAT, {"messages": HELLO, "max_tokens": 1}), ("/api/show", {}),
+                           ("/v1/responses", {"input": "a", "max_output_tokens": 1}),
+                           ("/api/explain", {"tokens": [1]})):
+            assert post(address, path, body)[0] == 200, path
+        assert not first.done()
+        go_on.set()
+        assert first.result()[0] in (200, 400)
+
+
+def test_an_explanation_takes_a_bounded_number_of_products(there, monkeypatch):
+    from nanoeuler_parts.serve import explain
+    explainer = there[1].default.explainer
+    asked = {"tokens": [5] * 60, "trajectory": True}
+    assert post(there[0], "/api/explain", asked)[2]["seen"] == 60
+    monkeypatch.setattr(explain, "MOST_PRODUCTS", 7 * ne.n_params(explainer.model.cfg) + 1)
+    assert post(there[0], "/api/explain", asked)[2]["seen"] == 7
+    said = post(there[0], "/api/explain", {"tokens": [5] * 60, "attention": 1})[2]
+    assert len(said["tokens"]) == 7
 
 
 def test_log_probabilities_have_a_limit(there, monkeypatch):

@@ -168,6 +168,99 @@ def test_a_model_s_own_name_takes_precedence(tmp_path, tokenizer, monkeypatch):
     assert models.find("box").name == "box"
 
 
+def listed(address):
+    """The names of the models, which all lists have in the same order"""
+    names = [*cards(address)]
+    tags = [tag["name"] for tag in send(address, "GET", "/api/tags")[2]["models"]]
+    assert tags == [f"{name}:latest" for name in names]
+    return names
+
+
+def test_the_lists_follow_the_folder(tmp_path, tokenizer, monkeypatch):
+    """New models, changed ones, deleted ones and files that are none; the default, and those in
+    memory, stay."""
+    from nanoeuler_parts.serve import models as module
+    monkeypatch.setattr(module, "SCAN_SECONDS", 0)
+    base = ne.replace(CFG, seq_len=64, n_layer=1)
+
+    def put(name, cfg, age):
+        path = tmp_path / name
+        write(path, cfg, tokenizer)
+        os.utime(path, (1e9 - age, 1e9 - age))
+
+    chat = chat_model(tmp_path / "mine.bin", tokenizer)
+    os.utime(chat, (1e9 - 50, 1e9 - 50))
+    with serving(chat, folder=str(tmp_path)) as (address, server):
+        assert listed(address) == ["mine"]
+        put("old.bin", base, 9)
+        put("new.bin", base, 5)
+        (tmp_path / "notes.bin").write_text("not a model")
+        (tmp_path / "broken.bin").write_bytes((tmp_path / "new.bin").read_bytes()[:300])
+        assert listed(address) == ["mine", "new", "old"]
+        assert cards(address)["old"]["context"] == 64
+        put("old.bin", ne.replace(base, seq_len=32), 1)
+        assert listed(address) == ["mine", "old", "new"]
+        assert cards(address)["old"]["context"] == 32
+        assert text_of(address, "old", "a", max_tokens=1)
+        os.remove(tmp_path / "new.bin")
+        os.remove(tmp_path / "old.bin")
+        assert listed(address) == ["mine", "old"]
+        put("late.bin", base, 0)             # found by its name, without a list before
+        assert text_of(address, "late", "a", max_tokens=1)
+        assert "unknown" not in cards(address) and server.models.default.name == "mine"
+
+
+def test_the_folder_is_read_once_per_second(files, tmp_path, monkeypatch):
+    from nanoeuler_parts.serve import models as module
+    from nanoeuler_parts.serve.verb import Serving
+    scans, clock = [], [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(ne, "models_in", lambda folder: scans.append(folder) or [])
+    models = module.Models(files[:1], ne.Decoder, Serving(), str(tmp_path))
+    for now in (100.0, 100.5, 100.99, 101.0, 101.5, 102.0):
+        clock[0] = now
+        models.refresh()
+        assert models.find("nothing") is models.default
+    assert len(scans) == 3
+    module.Models(files, ne.Decoder, Serving()).refresh()
+    assert len(scans) == 3                   # models that were named stay as they are
+
+
+def test_the_default_is_a_model_that_answers(tmp_path, tokenizer, monkeypatch, capsys):
+    from nanoeuler_parts.serve import verb
+    monkeypatch.chdir(tmp_path)
+    shipped = chat_model(tmp_path / "shipped", tokenizer)
+    monkeypatch.setattr(ne, "SHIPPED", shipped)
+    assert verb.models_to_serve([]) == ([shipped], os.curdir)
+    write(tmp_path / "base.bin", CFG, tokenizer)
+    assert verb.models_to_serve([]) == ([shipped], os.curdir)
+    assert "no chat model" in capsys.readouterr().err
+    for name, age in (("a.bin", 9), ("b.bin", 5)):
+        chat_model(tmp_path / name, tokenizer)
+        os.utime(name, (1e9 - age, 1e9 - age))
+    assert verb.models_to_serve([]) == (["b.bin", shipped], os.curdir)
+    os.remove(shipped)
+    assert verb.models_to_serve([]) == (["b.bin"], os.curdir)
+    assert verb.models_to_serve(["base.bin"]) == (["base.bin"], None)
+
+
+@pytest.mark.parametrize("path, instead", [
+    ("/v1/chat/completions", "/v1/completions"), ("/v1/responses", "/v1/completions"),
+    ("/api/chat", "/api/generate")])
+def test_advice_comes_in_the_reader_s_order_and_works(there, path, instead):
+    """A missing field first; then a model of this server that answers, and where texts continue"""
+    field = "input" if path == "/v1/responses" else "messages"
+    asked = {field: HELLO, "model": "second"}
+    status, _, said = post(there[0], path, asked)
+    message = said["error"] if path.startswith("/api") else said["error"]["message"]
+    assert status == 400 and "the model second is not a chat model" in message
+    assert f"at {instead}" in message and "use the model first for chats" in message
+    assert post(there[0], path, {**asked, "model": "first", "stream": False})[0] == 200
+    if path.startswith("/v1"):
+        message = post(there[0], path, {"model": "second"})[2]["error"]["message"]
+        assert message == f"the parameter {field} is missing; add it"
+
+
 def test_the_lists_of_models(files):
     with serving(*files) as (address, _):
         first, second = cards(address).values()

@@ -150,14 +150,15 @@ def test_a_file_of_prompts(box, capsys):
 
 def test_the_server_and_python_take_it_too(box, monkeypatch):
     asked = []
-    monkeypatch.setattr("nanoeuler_parts.serve.server.run", lambda files, *_: asked.append(files))
+    monkeypatch.setattr("nanoeuler_parts.serve.server.run",
+                        lambda files, folder, *_: asked.append((files, folder)))
     run("serve")
     own("nanoeuler_chat.bin")
     run("serve")
     run("serve", "mine.bin")
     run("serve", "mine.bin", "other.bin")
-    assert asked == [[str(box)], ["nanoeuler_chat.bin", str(box)], ["mine.bin"],
-                     ["mine.bin", "other.bin"]]
+    assert asked == [([str(box)], "."), ([str(box)], "."),       # a base model is no default
+                     (["mine.bin"], None), (["mine.bin", "other.bin"], None)]
     assert ne.load().cfg.seq_len == 32
     os.remove("nanoeuler_chat.bin")
     assert ne.load(weights="int8").cfg.seq_len == 8

@@ -3,6 +3,7 @@ application of `Server`; `Engine` generates the answers."""
 import asyncio
 import contextlib
 import hmac
+import html
 import pathlib
 import sys
 import time
@@ -37,12 +38,20 @@ HEADERS = {"content-security-policy": POLICY, "x-content-type-options": "nosniff
            "referrer-policy": "no-referrer", "cross-origin-resource-policy": "same-origin",
            "x-frame-options": "DENY"}
 BODY_SECONDS = 30            # time limit for receiving a body
+# A shorter body takes little work, so it is not made to wait for the preparation of a longer one.
+SHORT_BODY = 1 << 13         # bytes
 # Parts of addresses that clients of OpenAI and Ollama may try, and what they want
 ABSENT = {"embeddings": "embeddings", "embed": "embeddings", "audio": "audio", "images": "images",
           "moderations": "moderation", "files": "file storage", "responses": "stored responses",
           "assistants": "assistants", "threads": "assistants", "fine_tuning": "fine-tuning",
           "batches": "batch jobs", "pull": "other models", "push": "other models",
-          "create": "other models", "copy": "other models", "delete": "other models"}
+          "create": "other models", "copy": "other models", "delete": "other models",
+          "blobs": "file storage"}
+NO_PAGE = """<!DOCTYPE html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>NanoEuler</title><link rel="icon" href="data:,">
+<h1>{status}</h1><p>{said}.</p><p><a href="/">Go to the chat</a></p></html>
+"""
 
 
 def as_json(body, status=200, headers=None):
@@ -51,8 +60,14 @@ def as_json(body, status=200, headers=None):
 
 def refused(problem, path):
     """The response to a request that was rejected, in the format of Ollama or of OpenAI"""
-    body = {"error": str(problem)} if path in ollama.PATHS else problem.body()
+    body = {"error": str(problem)} if ollama.is_path(path) else problem.body()
     return as_json(body, problem.status, problem.headers)
+
+
+def wants_page(request):
+    """Whether a browser asks for a page, and not a client for an object"""
+    return (request.method in ("GET", "HEAD") and "text/html" in request.headers.get("accept", "")
+            and not request.url.path.startswith(("/v1/", "/api/")))
 
 
 class Guard:
@@ -166,7 +181,8 @@ class Talk(Response):
     async def __call__(self, scope, receive, send):
         scope["state"]["asked"] = self.asked             # for the log
         speak = self.stream if self.asked.stream else self.at_once
-        tasks = [asyncio.ensure_future(disconnected(receive)), asyncio.ensure_future(speak(send))]
+        tasks = [asyncio.ensure_future(disconnected(receive)),
+                 asyncio.ensure_future(speak(send, scope))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED,
                                          timeout=self.server.options.seconds + WRITE_SECONDS)
@@ -205,7 +221,7 @@ class Talk(Response):
                            f"for fewer tokens", code="timeout")
         return Refusal(500, news.problem, code="generation_failed")
 
-    async def at_once(self, send):
+    async def at_once(self, send, scope):
         texts = {v.answer.index: "" for v in self.voices}
         async for voice, text, _ in self.each():
             texts[voice.answer.index] += text
@@ -216,7 +232,7 @@ class Talk(Response):
             (b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]})
         await send({"type": "http.response.body", "body": raw})
 
-    async def stream(self, send):
+    async def stream(self, send, scope):
         await send({"type": "http.response.start", "status": 200, "headers": [
             (b"content-type", self.writer.media.encode()),
             (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]})
@@ -226,6 +242,7 @@ class Talk(Response):
                 await send({"type": "http.response.body", "more_body": True, "body": body})
 
         try:
+            scope["state"]["streams"] = True             # for connections.py
             await piece(self.writer.begin())
             async for voice, text, places in self.each():
                 await piece(self.writer.step(voice, text, places))
@@ -245,8 +262,8 @@ class Server:
         self.options, self.models, self.default, self.runs = options, models, models.default, runs
         self.requests, self.began = metrics.Requests(), int(time.time())
         # One thread for each kind of work, so that no kind waits for another
-        self.tokenizer, self.disk, self.weights, self.loader = map(
-            Worker, ("tokenizer", "disk", "weights", "loader"))
+        self.tokenizer, self.long_texts, self.disk, self.weights, self.loader = map(
+            Worker, ("tokenizer", "long-texts", "disk", "weights", "loader"))
         self.loads = set()                   # tasks that wait for a model to be loaded
         self.weights.begin(self.default.explainer.prepare)
         self.files = {f"/{p.name}": p for p in PAGES.iterdir() if p.suffix in TYPES}
@@ -256,7 +273,11 @@ class Server:
         self.files |= self.tour_pages.pictures
 
     def workers(self):
-        return self.tokenizer, self.disk, self.weights, self.loader
+        return self.tokenizer, self.long_texts, self.disk, self.weights, self.loader
+
+    def preparing(self, raw):
+        """The worker that prepares the answer to a body"""
+        return self.tokenizer if len(raw) <= SHORT_BODY else self.long_texts
 
     def ended(self):
         """Whether all workers have finished"""
@@ -314,6 +335,9 @@ class Server:
                 }.get(e.status_code, str(e.detail))
         if e.status_code == 404 and (found := [*filter(ABSENT.get, path.split("/"))]):
             said += f", which has no {ABSENT[found[0]]}"
+        if wants_page(request):
+            page = NO_PAGE.format(status=e.status_code, said=html.escape(ne.printable(said)))
+            return Response(page, e.status_code, e.headers, media_type=TYPES[".html"])
         return refused(Refusal(e.status_code, said, headers=e.headers), path)
 
     async def refusal(self, request, e):
@@ -373,7 +397,7 @@ class Server:
         Pages of other sites cannot send JSON without asking first, in addition to the checks of
         `Guard`.  Ollama's clients and examples send JSON with another type or with none."""
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-        if kind != "application/json" and request.url.path not in ollama.PATHS:
+        if kind != "application/json" and not ollama.is_path(request.url.path):
             raise Refusal(415, f"expected the header Content-Type: application/json, found "
                           f"{kind[:100] or 'none'}; add it to the request")
         most, raw = self.options.body, bytearray()
@@ -394,6 +418,11 @@ class Server:
             raise Refusal(400, "the connection was closed before the body was complete") from None
         return bytes(raw)
 
+    async def parsed(self, request):
+        """The JSON object in the request's body"""
+        raw = await self.body(request)
+        return await self.preparing(raw).call(request, lambda gone: parse(raw))
+
     def talk(self, understand, writer=Writer):
         """A route that generates text.
         understand: function(reader, body, gone) that returns a protocol.Asked     writer: a class
@@ -406,11 +435,12 @@ class Server:
                 model = self.chosen(request, body)
                 return model, model.engine and understand(model.reader, body, gone)
 
+            worker = self.preparing(raw)
             try:
-                model, asked = await self.tokenizer.call(request, work)
+                model, asked = await worker.call(request, work)
                 if asked is None:            # the model is not loaded yet
                     await self.load(request, model)
-                    model, asked = await self.tokenizer.call(request, work)
+                    model, asked = await worker.call(request, work)
             except Gone:
                 self.requests.left += 1
                 raise
@@ -427,10 +457,16 @@ class Server:
                 "owned_by": "nanoeuler", **model.card}
 
     async def list_models(self, request):
+        await self.disk.call(request, self.models.refresh)
         return as_json({"object": "list", "data": [*map(self.described, self.models)]})
 
     async def model(self, request):
-        return as_json(self.described(self.models.find(request.path_params["name"])))
+        model = await self.found(request, request.path_params["name"])
+        return as_json(self.described(model))
+
+    async def found(self, request, name):
+        """The model of this name.  An unknown name is looked for in the folder."""
+        return await self.disk.call(request, lambda gone: self.models.find(name))
 
     async def health(self, request):
         ok = self.models.is_alive() and not self.models.draining
@@ -456,12 +492,13 @@ class Server:
     # ---- Ollama's routes, besides those that generate text
     async def ollama(self, request):
         describe = ollama.DESCRIPTIONS[request.url.path.rsplit("/")[-1]]
+        await self.disk.call(request, self.models.refresh)
         return as_json(describe([model.card for model in self.models], self.began))
 
     async def show(self, request):
-        said = parse(await self.body(request))
-        name = text("model", said.get("model", said.get("name", self.default.name)))
-        return as_json(ollama.shown(self.models.find(name).card, self.began))
+        said = await self.parsed(request)
+        name = text("model", said.get("model") or said.get("name") or "")
+        return as_json(ollama.shown((await self.found(request, name)).card, self.began))
 
     # ---- the routes of the pages
     async def page(self, request):
@@ -487,18 +524,18 @@ class Server:
     async def about(self, request):
         """The card of the default model, or of the one that ?model= names"""
         name = request.query_params.get("model", self.default.name)
-        return as_json(self.models.find(name).card)
+        return as_json((await self.found(request, name)).card)
 
     async def explain(self, request):
         """Explains a token.  The body is {"tokens": ids, "chosen": the id after them, "trajectory":
         true for the Euler trajectory instead of the alternatives, "attention": a layer, from 1 on,
         for its attention weights instead, "model": its name}."""
-        body = parse(await self.body(request))
+        body = await self.parsed(request)
         for name in body:
             refuse_unless(name in ("tokens", "chosen", "trajectory", "attention", "model"),
                           f"unknown parameter {name[:60]!r}, expected tokens, chosen, trajectory, "
                           f"attention or model", name[:100])
-        model = self.chosen(request, body)
+        model = await self.disk.call(request, lambda gone: self.chosen(request, body))
         await self.load(request, model)
         reader, explainer = model.reader, model.explainer
         ids, chosen = body.get("tokens"), body.get("chosen")

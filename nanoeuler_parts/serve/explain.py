@@ -14,6 +14,7 @@ from nanoeuler_parts.tools.lens import attention_weights, euler_steps
 
 RIVALS, PIECE = 10, 64
 LONGEST_TRAJECTORY = 512     # tokens: the forward pass of training takes them in one call
+MOST_PRODUCTS = 1 << 33      # products of that call, which the answers of others wait for
 LONGEST_ATTENTION = 64       # tokens: each head has as many weights as the square of this
 
 
@@ -78,6 +79,10 @@ class Explainer:
                           f"server to load it")
             self.model = ne.Model(c.cfg, c.flat)
 
+    def in_one_call(self):
+        """Tokens that the forward pass reads in MOST_PRODUCTS: one per parameter and token"""
+        return max(1, MOST_PRODUCTS // ne.n_params(self.model.cfg))
+
     def trajectory(self, ids, chosen):
         """The Euler steps x[s + 1] = x[s] + f(x[s]) at the last of ids.  Each step has |f| / |x|,
         the angle between x[s] and x[s + 1] in degrees, and the top 3 tokens of head 0 if the
@@ -85,7 +90,7 @@ class Explainer:
         `load` must have run before."""
         def work():
             yield
-            seen = ids[-min(LONGEST_TRAJECTORY, self.model.cfg.seq_len):]
+            seen = ids[-min(LONGEST_TRAJECTORY, self.model.cfg.seq_len, self.in_one_call()):]
             steps = []
             for name, ratio, angle, p in euler_steps(self.model, np.array(seen, np.int32)):
                 step = {"name": name, "top": [{**self.named(i), "p": q}
@@ -104,7 +109,7 @@ class Explainer:
         of a head holds the weights of positions 0 to t.  `load` must have run before."""
         def work():
             yield
-            seen = ids[-min(LONGEST_ATTENTION, self.model.cfg.seq_len):]
+            seen = ids[-min(LONGEST_ATTENTION, self.model.cfg.seq_len, self.in_one_call()):]
             weights = attention_weights(self.model, np.array(seen, np.int32), layer - 1)
             heads = [[[round(float(w), 4) for w in row[:t + 1]] for t, row in enumerate(head)]
                      for head in weights]

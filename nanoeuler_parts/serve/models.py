@@ -4,15 +4,20 @@ a request names.
 The first model is the default, and is loaded when the server starts.  Every other one is loaded by
 its first request, and stays in memory from then on.  Each loaded model has an engine with its own
 thread, slots and queue.  The engines compute in turns, see `engine.Turns`.
+
+With a folder, the list of models follows the checkpoints in it, see `Models.refresh`.
 """
 import json
 import os
+import threading
+import time
 from dataclasses import asdict
 
 from numba import get_num_threads, set_num_threads
 
 import nanoeuler as ne
 from nanoeuler_parts.files.safetensors import read_meta
+from nanoeuler_parts.serve import values
 from nanoeuler_parts.serve.engine import CACHE_BYTES, Engine, Turns
 from nanoeuler_parts.serve.explain import Explainer
 from nanoeuler_parts.serve.metrics import Stats
@@ -20,6 +25,7 @@ from nanoeuler_parts.serve.protocol import Reader, Refusal, shown, text
 
 DEFAULT = "model"            # a name of the default model
 NO_CHECKPOINT = "name a checkpoint that train, sft, dpo or import wrote"
+SCAN_SECONDS = 1             # shortest time between two looks into the folder
 
 
 def name_of(file):
@@ -82,6 +88,7 @@ class Served:
         self.file, self.decoder, self.options, self.models = file, decoder, options, models
         self.name, self.stats, self.threads = name_of(file), Stats(), get_num_threads()
         self.engine = self.reader = self.explainer = None
+        self.stamp = stamp_of(file)
         with ne.reading(file, NO_CHECKPOINT):
             meta = read_meta(file)
             cfg = ne.Config(**json.loads(meta["config"])).check()
@@ -103,6 +110,7 @@ class Served:
         engine.tell = lambda news: models.tell(news)
         engine.start()
         self.reader = Reader(self.name, speaker, length, o.tokens, o.seconds, o.speculate)
+        self.reader.chat_models = models.chat_models
         self.explainer = Explainer(speaker, self.file)
         self.card = card_of(self.file, speaker.cfg, speaker.state, o, speaker.decoder)
         self.engine = engine                 # last, since other threads take it for loaded now
@@ -110,12 +118,21 @@ class Served:
             engine.close()
 
 
+def stamp_of(file):
+    """Inode, size and time of a file: some of them change if the file is written anew"""
+    s = os.stat(file)
+    return s.st_ino, s.st_size, s.st_mtime_ns
+
+
 class Models:
     """All models of the server.  The first file is the default.  Raises a UserError if a file is
-    not a checkpoint, or if two have the same name."""
+    not a checkpoint, or if two have the same name.
+    folder: the list follows the checkpoints in it; None: it remains as it is"""
 
-    def __init__(self, files, decoder, options):
+    def __init__(self, files, decoder, options, folder=None):
         self.turns, self.tell = Turns(), lambda news: None
+        self.decoder, self.options, self.folder = decoder, options, folder
+        self.scanning, self.scanned, self.failed = threading.Lock(), float("-inf"), {}
         self.draining = self.closing = False
         self.by_name = {}
         for file in files:
@@ -124,9 +141,59 @@ class Models:
             ne.need(same is model, f"two models have the name {model.name}: {same.file} and "
                     f"{file}; rename one of the files, or name one of them only")
         self.default = next(iter(self))
+        self.refresh()
 
     def __iter__(self):
         return iter(self.by_name.values())
+
+    # ---- the folder
+    def refresh(self, gone=None):
+        """Follows the folder, at most once in SCAN_SECONDS: adds new checkpoints, newest first,
+        reads the changed ones anew, and leaves out those that were deleted.  The models that are
+        in memory, and the default, stay as they are."""
+        if self.folder is None or not self.scanning.acquire(blocking=False):
+            return
+        try:
+            if time.monotonic() >= self.scanned + SCAN_SECONDS:
+                self.scanned = time.monotonic()
+                self.by_name = self.found()
+        finally:
+            self.scanning.release()
+
+    def found(self):
+        """{name: Served}: the default, the models in the folder, and all that are in memory"""
+        newest = sorted(ne.models_in(self.folder), reverse=True)[:ne.MOST_MODELS]
+        files = [os.path.join(self.folder, name) for _, name in newest]
+        found = {self.default.name: self.default}
+        for file in files:
+            name = name_of(file)
+            if name not in found and (model := self.at(file, self.by_name.get(name))):
+                found[name] = model
+        kept = {name: model for name, model in self.by_name.items()
+                if model.engine or ne.is_bundled(model.file)}
+        return {**found, **{name: model for name, model in kept.items() if name not in found}}
+
+    def at(self, file, known):
+        """The model of a file: the known one if its file is the same, else one that is read now;
+        None if the file is not a checkpoint.  A file that failed is tried again once it changes."""
+        try:
+            stamp = stamp_of(file)
+            if known and (known.engine or known.stamp == stamp and known.file == file):
+                return known
+            if self.failed.get(file) == stamp:
+                return None
+            self.failed[file] = stamp
+            if not ne.begins_as_checkpoint(file):
+                return None
+            model = Served(file, self.decoder, self.options, self)
+            del self.failed[file]
+            return model
+        except (ne.UserError, OSError):      # damaged, or deleted just now
+            return None
+
+    def chat_models(self):
+        """The names of the models that answer messages, the default first"""
+        return [model.name for model in self if model.card["answers"]]
 
     def loaded(self):
         return [model for model in self if model.engine]
@@ -134,24 +201,30 @@ class Models:
     # ---- names
     def find(self, name):
         """The model of this name, which may end with .bin, and after that with Ollama's :latest.
-        The own name of a model takes precedence over `model`, `bundled` and `box`."""
-        known = {DEFAULT: self.default, **self.by_name}
-        if ne.BUNDLED in self.by_name:
-            known.setdefault(ne.BOX, self.by_name[ne.BUNDLED])
+        The own name of a model takes precedence over `model`, `bundled` and `box`.  An empty name
+        means the default.  If the server has only one model, every name means it, since many
+        clients send a fixed name."""
+        if name == "":
+            return self.default
+        if name not in self.by_name:
+            self.refresh()
+        by_name = self.by_name
+        known = {DEFAULT: self.default, **by_name}
+        if ne.BUNDLED in by_name:
+            known.setdefault(ne.BOX, by_name[ne.BUNDLED])
         tagless = name.removesuffix(":latest")
         for spelling in name, tagless, tagless.removesuffix(".bin"):
             if spelling in known:
                 return known[spelling]
+        if len(by_name) == 1:
+            return self.default
         raise Refusal(404, f"model {shown(name)} not found; this server has "
                       f"{', '.join(map(repr, self.by_name))}", "model", "model_not_found")
 
     def of_request(self, body):
-        """The model for a request.  If the server has only one, every name means it, since many
-        clients send a fixed name."""
+        """The model for a request"""
         name = body.get("model")
-        if name is None or text("model", name) == "" or len(self.by_name) == 1:
-            return self.default
-        return self.find(name)
+        return self.default if values.is_empty(name) else self.find(text("model", name))
 
     # ---- the engines of all loaded models
     def is_alive(self):

@@ -6,20 +6,23 @@ import json
 import time
 
 import nanoeuler as ne
+from nanoeuler_parts.serve import values
 from nanoeuler_parts.serve.protocol import (
-    Asked, checked, encoded, flag, number, only, refuse_unless, SAMPLED, shown as quoted, stops,
-    text, WHOLE,
+    Asked, checked, encoded, flag, MOST_LOGPROBS, number, refuse_unless, SAMPLED, seed,
+    shown as quoted, stops, text, WHOLE, Work, Writer,
 )
+
+# The version of Ollama whose protocol this is.  Clients require a minimum: GitHub Copilot 0.6.4.
+VERSION = "0.12.11"
 
 # Options of the machine, which the flags of `serve` decide
 OF_MACHINE = dict.fromkeys((
     "num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap",
-    "use_mlock", "low_vram", "numa", "f16_kv", "logits_all", "vocab_only", "embedding_only"))
+    "use_mlock", "low_vram", "numa", "f16_kv", "logits_all", "vocab_only", "embedding_only",
+    "num_gqa", "draft_num_predict"))
 OPTIONS = {
-    **SAMPLED, **OF_MACHINE, "num_predict": number(-2, WHOLE, whole=True), "stop": stops,
-    "seed": number(-1, WHOLE, whole=True), "mirostat": only(0), "mirostat_tau": None,
-    "mirostat_eta": None, "tfs_z": only(1, 1.0), "typical_p": only(1, 1.0),
-    "penalize_newline": only(True)}
+    **SAMPLED, **values.IGNORED, **OF_MACHINE, "num_predict": number(-2, WHOLE, whole=True),
+    "stop": stops, "seed": seed}
 
 
 def options(name, value):
@@ -36,20 +39,20 @@ def reply_format(name, value):
     return "object" if value else ""
 
 
-def no_thinking(name, value):
-    """`thinking` of protocol.py.  Ollama would return a thought in a field of its own."""
-    only(False)(name, value)
-    return "off"
-
-
 COMMON = {
-    "model": text, "stream": flag, "options": options, "format": reply_format, "keep_alive": None,
-    "think": no_thinking, "logprobs": only(False), "top_logprobs": only(0), "truncate": None,
-    "shift": None}
-OF_CHAT = {**COMMON, "messages": None, "tools": only([])}
-OF_GENERATE = {
-    **COMMON, "prompt": text, "system": text, "raw": flag, "images": only([]), "suffix": only(""),
-    "template": only(""), "context": only([])}
+    **values.IGNORED, "model": text, "stream": flag, "options": options, "format": reply_format,
+    "logprobs": flag, "top_logprobs": number(0, MOST_LOGPROBS, whole=True)}
+OF_CHAT = {**COMMON, "messages": None}
+OF_GENERATE = {**COMMON, "prompt": text, "system": text, "raw": flag}
+
+
+def understood(body, known):
+    """`checked`, with a hint for a parameter that belongs into the options"""
+    for name, value in body.items():
+        belongs = name not in known and (name in OPTIONS or values.own_name(name, OPTIONS))
+        refuse_unless(value is None or not belongs, f"unknown parameter {quoted(name)}; send it as "
+                      f"{name if name in OPTIONS else belongs} in options", name)
+    return checked(body, known)
 
 
 # ---- requests
@@ -60,8 +63,9 @@ def of_openai(reader, said):
     found = {"temperature": sampling.temperature, "stream": said.get("stream", True)}
     found |= {name: chosen[name] for name in (*SAMPLED, "stop") if name in chosen}
     found["response_format"] = said.get("format", "")
-    if chosen.get("seed", -1) >= 0:
+    if "seed" in chosen:
         found["seed"] = chosen["seed"]
+    found["thoughts"] = said.get("thoughts", chosen.get("thoughts", ""))
     if chosen.get("num_predict", 0) > 0:
         found["max_tokens"] = chosen["num_predict"]
     return found
@@ -74,32 +78,34 @@ def loaded(said):
 
 def chat(reader, body, gone):
     """Checks the body of a request to /api/chat, and returns an Asked.  reader: protocol.Reader"""
-    said = checked(body, OF_CHAT)
+    said = understood(body, OF_CHAT)
     if said.get("messages", []) == []:
         return loaded(said)
-    thinking = {"chat_template_kwargs": said["think"]} if "think" in said else {}
+    scored = {name: said[name] for name in ("logprobs", "top_logprobs") if name in said}
     asked = reader.conversed({**of_openai(reader, said), "messages": said["messages"],
-                              "forget": True, **thinking}, gone)
+                              "forget": True, **scored}, gone, "/api/generate")
     asked.said = said
     return asked
 
 
 def generate(reader, body, gone):
     """The same for /api/generate.  A chat model answers the prompt, unless `raw` is true."""
-    said = checked(body, OF_GENERATE)
+    said = understood(body, OF_GENERATE)
     if not said.get("prompt"):
         return loaded(said)
-    same = of_openai(reader, said)
+    same, top = of_openai(reader, said), said.get("top_logprobs", 0)
+    scored = {"logprobs": True, "top_logprobs": top} if said.get("logprobs") else {}
     if reader.speaker.answers and not said.get("raw"):
         messages = [{"role": "system", "content": said["system"]}] if said.get("system") else []
         messages.append({"role": "user", "content": said["prompt"]})
-        asked = reader.conversed({**same, "messages": messages}, gone)
+        asked = reader.conversed({**same, **scored, "messages": messages}, gone)
     else:
         refuse_unless(not said.get("system"), "expected no system message: the prompt is continued "
                       "as it is", "system")
-        [ids] = reader.prompts(said["prompt"], gone)
-        asked = reader.continued({"max_tokens": reader.room_after(ids), **same, "prompt": ids},
-                                 gone)
+        [ids] = reader.prompts(said["prompt"], Work(gone))
+        scored = {"logprobs": top} if scored else {}
+        asked = reader.continued({"max_tokens": reader.room_after(ids), **same, **scored,
+                                  "prompt": ids}, gone)
     asked.said = said
     return asked
 
@@ -117,20 +123,30 @@ class Chat:
     def __init__(self, asked, model):
         self.asked, self.model = asked, asked.said.get("model", model)
         self.finish = "load"
+        self.openai = Writer(asked, model) if asked.logprobs is not None else None
 
     def words(self, text):
         return {"message": {"role": "assistant", "content": text}}
 
     def line(self, text, **more):
         return {"model": self.model, "created_at": timestamp(time.time()), **self.words(text),
-                "done": bool(more), **more}
+                "done": "done_reason" in more, **more}
+
+    def logprobs(self, voice, places):
+        """The log-probabilities of the sampled tokens at these indices, if they are requested"""
+        if self.openai is None:
+            return {}
+        pairs = self.openai.pairs(voice.answer, places)
+        return {"logprobs": self.openai.chat_logprobs(pairs)["content"]}
 
     def begin(self):
         return b""
 
     def step(self, voice, text, places):
         self.finish = voice.finish
-        return encoded(self.line(text)) + b"\n" if text else b""
+        if not (text or places and self.openai):
+            return b""
+        return encoded(self.line(text, **self.logprobs(voice, places))) + b"\n"
 
     def end(self):
         return encoded(self.last("")) + b"\n"
@@ -141,18 +157,19 @@ class Chat:
     def whole(self, voices, texts):
         for voice in voices:
             self.finish = voice.finish
-        return self.last("".join(texts.values()))
+        more = self.logprobs(voices[0], range(voices[0].drawn)) if voices else {}
+        return self.last("".join(texts.values()), **more)
 
-    def last(self, text):
+    def last(self, text, **more):
         """The last line.  Durations are in nanoseconds."""
-        counts = {}
+        counts = {**more}
         for answer in self.asked.answers:
             prompt, _, written = self.asked.counts()
             spent = [int(1e9 * seconds) for seconds in
                      (answer.first - answer.arrived, time.perf_counter() - answer.first)]
-            counts = {"total_duration": sum(spent), "load_duration": 0,
-                      "prompt_eval_count": prompt, "prompt_eval_duration": spent[0],
-                      "eval_count": written, "eval_duration": spent[1]}
+            counts |= {"total_duration": sum(spent), "load_duration": 0,
+                       "prompt_eval_count": prompt, "prompt_eval_duration": spent[0],
+                       "eval_count": written, "eval_duration": spent[1]}
         return self.line(text, done_reason=self.finish, **counts)
 
 
@@ -188,14 +205,16 @@ def running(cards, began):
 
 
 def version(cards, began):
-    return {"version": cards[0]["version"]}
+    return {"version": VERSION}
 
 
 DESCRIPTIONS = {"tags": tags, "ps": running, "version": version}
-# Addresses whose errors have Ollama's format
-PATHS = {f"/api/{name}" for name in (
-    "chat", "generate", "show", *DESCRIPTIONS, "embed", "embeddings", "pull", "push", "create",
-    "copy", "delete")}
+OURS = {"explain", "model", "runs", "run"}   # addresses of the pages
+
+
+def is_path(path):
+    """Whether an address belongs to Ollama's protocol.  Its errors then have Ollama's format."""
+    return path.startswith("/api/") and path.split("/")[2] not in OURS
 
 
 def shown(card, began):

@@ -11,11 +11,13 @@ that cannot change a reply are ignored.  There are four extensions, all of which
 import codecs
 import json
 import math
+import threading
 import time
 import uuid
 from dataclasses import dataclass, field, replace
 
 import nanoeuler as ne
+from nanoeuler_parts.serve import values
 from nanoeuler_parts.serve.engine import Answer
 
 MOST_CHOICES = 128           # answers to one request
@@ -23,6 +25,10 @@ MOST_LOGPROBS = 20
 MOST_STOPS, LONGEST_STOP = 16, 256
 MOST_MESSAGES = 2048
 MOST_SCORES = 1 << 18        # log-probabilities in the response to one request
+MOST_NESTED = 64             # levels of objects and arrays in a body; Python has some 1,000
+# Work to turn the texts of one request into ids, in characters.  A third-party template is rendered
+# several times, and each text of it is compared with others, so its characters count more.
+MOST_WORK, THIRD_PARTY = 1 << 22, 32
 
 
 class Refusal(Exception):
@@ -55,6 +61,25 @@ def need_client(gone):
         raise Gone
 
 
+class Work:
+    """The work that is left for one request before its answers begin, in characters.
+    gone: threading.Event, set when the client leaves"""
+
+    def __init__(self, gone):
+        self.gone, self.left = gone, MOST_WORK
+
+    def allows(self, characters):
+        need_client(self.gone)
+        return characters <= self.left
+
+    def spend(self, characters, name):
+        """Raises Gone if the client has left, and a Refusal if this is too much work."""
+        refuse_unless(self.allows(characters), f"the {name} of this request takes too much work: "
+                      f"expected at most {MOST_WORK:,} characters, counted as in docs/serving.md; "
+                      f"shorten the {name}", name, "request_too_large")
+        self.left -= characters
+
+
 # ---- JSON
 def encoded(body):
     """A body as JSON in UTF-8.  Every body can be encoded: NaN and infinities become null, and a
@@ -82,6 +107,18 @@ def finite(x):
     return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
+def is_nested(x, most):
+    """Whether objects and arrays are nested more than `most` deep"""
+    level = [x]
+    for _ in range(most):
+        level = [child for x in level if isinstance(x, dict | list)
+                 for child in (x.values() if isinstance(x, dict) else x)
+                 if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
+
+
 def parse(raw):
     """The JSON object in a request's body"""
     def no_number(name):
@@ -89,6 +126,8 @@ def parse(raw):
 
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=no_number)
+        if is_nested(body, MOST_NESTED):
+            raise RecursionError
         json.dumps(body, ensure_ascii=False).encode()    # raises for a lone surrogate
     except UnicodeDecodeError as e:
         raise Refusal(400, f"expected a body in UTF-8, found an invalid byte at offset "
@@ -97,7 +136,8 @@ def parse(raw):
         raise Refusal(400, "the body contains half of a surrogate pair; send whole characters"
                       ) from None
     except RecursionError:
-        raise Refusal(400, "the JSON of the body is nested too deeply") from None
+        raise Refusal(400, f"the JSON of the body is nested too deeply, expected at most "
+                      f"{MOST_NESTED} levels of objects and arrays; flatten it") from None
     except ValueError as e:
         raise Refusal(400, f"the body is not JSON: {e}") from None
     refuse_unless(isinstance(body, dict), "expected a JSON object as the body, found another JSON "
@@ -108,10 +148,40 @@ def parse(raw):
 # ---- parameters: each function is a check(name, value), or returns one
 def number(low, high, whole=False):
     def check(name, value):
+        if whole and type(value) is float and value.is_integer():    # JSON has one kind of numbers
+            value = int(value)
         kinds = (int,) if whole else (int, float)
         refuse_unless(type(value) in kinds and low <= value <= high,
                       f"{name} is {shown(value)}, expected {'an integer' if whole else 'a number'} "
                       f"from {low} to {high}", name)
+        return value
+    return check
+
+
+def at_most(high, low):
+    """A check for an integer of 64 bits from `low` on.  A larger one than `high` means the same as
+    `high`."""
+    accepted = number(low, WHOLE, whole=True)
+    return lambda name, value: min(high, accepted(name, value))
+
+
+def seed(name, value):
+    """-1 asks for other random numbers each time, as in llama.cpp and Ollama: returns None."""
+    value = number(-WHOLE - 1, WHOLE, whole=True)(name, value)
+    return None if value == -1 else value % (1 << 64)
+
+
+def length(low):
+    """A check for a number of tokens in an answer.  -1 asks for as many as fit, as in llama.cpp,
+    LM Studio and Ollama."""
+    def check(name, value):
+        if values.same(value, -1):
+            return -1
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        refuse_unless(type(value) is int and low <= value <= WHOLE,
+                      f"{name} is {shown(value)}, expected a number of tokens from {low} on, or -1 "
+                      f"for as many as fit", name)
         return value
     return check
 
@@ -138,14 +208,19 @@ def stops(name, value):
 def stream_options(name, value):
     refuse_unless(isinstance(value, dict), f"{name} is {shown(value)}, expected an object", name)
     for key in value:
-        refuse_unless(key in ("include_usage", "include_obfuscation"), f"{name}: the key "
-                      f"{shown(key)} is not supported; expected include_usage", name)
-    return flag(f"{name}.include_usage", value.get("include_usage", False))
+        refuse_unless(key in ("include_usage", "include_obfuscation", "continuous_usage_stats"),
+                      f"{name}: the key {shown(key)} is not supported; expected include_usage",
+                      name)
+    return flag(f"{name}.include_usage", value.get("include_usage") or False)
 
 
 def top_k(name, value):
     """Some clients send -1 for all tokens."""
-    return max(0, number(-1, 1 << 40, whole=True)(name, value))
+    return max(0, at_most(MOST_COUNTED, -1)(name, value))
+
+
+def completion_logprobs(name, value):
+    return None if value is False else number(0, MOST_LOGPROBS, whole=True)(name, value)
 
 
 def response_format(name, value):
@@ -168,15 +243,6 @@ def response_format(name, value):
     return {"text": "", "json_object": "object"}[kind]
 
 
-def only(*neutral):
-    """A check for a parameter that is not supported: accepts only values that change nothing."""
-    def check(name, value):
-        refuse_unless(any(type(value) is type(x) and value == x for x in neutral),
-                      f"{name} is not supported; remove it from the request", name,
-                      "unsupported_parameter")
-    return check
-
-
 def shown(value):
     said = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else repr(value)
     return said if len(said) <= 60 else f"{said[:57]}..."
@@ -190,50 +256,54 @@ def thinking(name, value):
     return "" if found is None else "on" if flag("enable_thinking", found) else "off"
 
 
-WHOLE = 1 << 60
+WHOLE = (1 << 63) - 1        # the protocols have signed integers of 64 bits
+MOST_COUNTED = 1 << 40       # largest top_k and repeat_last_n of nanoeuler.Sampling
 SAMPLED = {
     "temperature": number(0, 100), "top_p": number(0, 1), "min_p": number(0, 1),
     "top_k": top_k, "presence_penalty": number(-100, 100), "frequency_penalty": number(-100, 100),
-    "repeat_penalty": number(0.01, 100), "repeat_last_n": number(-1, WHOLE, whole=True),
+    "repeat_penalty": number(0.01, 100), "repeat_last_n": at_most(MOST_COUNTED, -1),
     "repetition_penalty": number(0.01, 100)}
-# Parameters that cannot change a reply of this server: their values are not read.
-IGNORED = dict.fromkeys((
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "cache_prompt"))
-# Parameters of llama.cpp and vLLM that some clients always send
-NEUTRAL = {
-    "ignore_eos": only(False), "min_tokens": only(0), "stop_token_ids": only([]),
-    "include_stop_str_in_output": only(False), "use_beam_search": only(False),
-    "skip_special_tokens": only(True), "spaces_between_special_tokens": only(True),
-    "typical_p": only(1, 1.0), "tfs_z": only(1, 1.0), "mirostat": only(0)}
 COMMON = {
-    **SAMPLED, **IGNORED, **NEUTRAL, "model": text, "max_tokens": number(0, WHOLE, whole=True),
-    "stop": stops, "n": number(1, MOST_CHOICES, whole=True), "stream": flag,
-    "seed": number(0, WHOLE, whole=True), "stream_options": stream_options,
-    "response_format": response_format,
-    "return_tokens": flag, "logit_bias": only({})}
+    **SAMPLED, **values.IGNORED, "model": text, "max_tokens": length(0), "stop": stops,
+    "n": number(1, MOST_CHOICES, whole=True), "stream": flag, "seed": seed,
+    "stream_options": stream_options, "response_format": response_format, "return_tokens": flag}
 OF_COMPLETION = {
-    **COMMON, "prompt": None, "echo": flag, "logprobs": number(0, MOST_LOGPROBS, whole=True),
-    "best_of": only(1), "suffix": only("")}
+    **COMMON, "prompt": None, "echo": flag, "logprobs": completion_logprobs,
+    "best_of": number(1, MOST_CHOICES, whole=True)}
 OF_CHAT = {
-    **COMMON, "messages": None, "max_completion_tokens": number(1, WHOLE, whole=True),
+    **COMMON, "messages": None, "max_completion_tokens": length(1),
     "logprobs": flag, "top_logprobs": number(0, MOST_LOGPROBS, whole=True), "forget": flag,
-    "chat_template_kwargs": thinking,
-    "tools": only([]), "functions": only([]), "tool_choice": only("none", "auto"),
-    "function_call": only("none", "auto"), "parallel_tool_calls": only(True, False),
-    "modalities": only(["text"]), "audio": only(),
-    "prediction": only(), "reasoning_effort": only("none"), "verbosity": only(),
-    "web_search_options": only(), "add_generation_prompt": flag, "continue_final_message": flag}
+    "chat_template_kwargs": thinking, "add_generation_prompt": flag, "continue_final_message": flag}
+PLACES = {"messages": "/v1/chat/completions and /api/chat", "input": "/v1/responses",
+          "prompt": "/v1/completions and /api/generate"}
 
 
 def checked(body, known):
-    """The checked parameters of a body, without null ones.  known: {name: check, or None}"""
+    """The checked parameters of a body, without those that ask for nothing.
+    known: {name: check, or None}.  A check returns None for a value that asks for nothing.
+    `thoughts` is "off" if the request switches off the thoughts of a model."""
     found = {}
     for name, value in body.items():
-        refuse_unless(name in known, f"unknown parameter {shown(name)}; correct its name or remove "
-                      f"it", name[:100], "unknown_parameter")
-        if value is not None:
-            found[name] = known[name](name, value) if known[name] else value
+        own = name if name in known else values.own_name(name, known)
+        if own:
+            if name not in values.REQUIRED and values.is_empty(value):
+                continue
+            value = known[own](name, value) if known[own] else value
+            refuse_unless(own == name or own not in body and found.get(own, value) == value,
+                          f"{name} and {own} are the same; send one of them", name)
+            if value is not None:
+                found[own] = value
+        elif name in values.UNSUPPORTED:
+            said = values.INSTEAD.get(name, "remove it from the request")
+            refuse_unless(values.asks_for_nothing(value, values.UNSUPPORTED[name]),
+                          f"{name} is not supported; {said}", name, "unsupported_parameter")
+            if name in values.THOUGHTS and not values.asks_for_nothing(value, ()):
+                found["thoughts"] = "off"
+        elif value is not None:
+            said = (f"it is a parameter of {PLACES[name]}" if name in PLACES else
+                    "correct its name or remove it")
+            raise Refusal(400, f"unknown parameter {shown(name)}; {said}", name[:100],
+                          "unknown_parameter")
     return found
 
 
@@ -279,6 +349,7 @@ class Reader:
     Gone."""
 
     def __init__(self, name, speaker, length, most, seconds, speculate):
+        self.chat_models = lambda: []        # names of the server's chat models, see models.py
         self.name, self.speaker, self.length, self.most = name, speaker, length, most
         self.seconds, self.speculate = seconds, speculate
         self.vocab = speaker.tokenizer.vocab
@@ -291,21 +362,25 @@ class Reader:
     def continued(self, said, gone):
         """Returns the Asked of one or more prompts.  said: parameters in OF_COMPLETION"""
         refuse_unless("prompt" in said, "the parameter prompt is missing; add it", "prompt")
-        prompts = self.prompts(said["prompt"], gone)
+        prompts = self.prompts(said["prompt"], Work(gone))
         echo, logprobs = said.get("echo", False), said.get("logprobs")
-        answers = self.answers(prompts, said, said.get("max_tokens", 16), logprobs,
-                               echo and logprobs is not None)
+        refuse_unless(said.get("best_of") in (None, said.get("n", 1)), "best_of is not supported; "
+                      "remove it from the request", "best_of", "unsupported_parameter")
+        most = said.get("max_tokens", 16)
+        if most == -1:
+            most = min(map(self.room_after, prompts))
+        answers = self.answers(prompts, said, most, logprobs, echo and logprobs is not None)
         return Asked(False, answers, echo=echo, logprobs=logprobs, **self.how(said))
 
     def chat(self, body, gone):
         """Checks the body of a request to /v1/chat/completions, and returns an Asked."""
         return self.conversed(checked(body, OF_CHAT), gone)
 
-    def conversed(self, said, gone):
-        """Returns the Asked of a conversation.  said: parameters in OF_CHAT"""
-        refuse_unless(self.speaker.answers, "this is not a chat model; use /v1/completions, or "
-                      "start the server with --template", "messages")
+    def conversed(self, said, gone, continues="/v1/completions"):
+        """Returns the Asked of a conversation.  said: parameters in OF_CHAT
+        continues: the address for texts that are to be continued, for an error message"""
         refuse_unless("messages" in said, "the parameter messages is missing; add it", "messages")
+        self.need_chat_model(continues)
         messages = [self.message(i, m) for i, m in enumerate(self.list_of(said["messages"]))]
         continues = messages[-1][0] == "assistant"
         for name, wanted in ("continue_final_message", True), ("add_generation_prompt", False):
@@ -313,8 +388,12 @@ class Reader:
                           f"{shown(continues == wanted)}, because the last message is "
                           f"{'' if continues else 'not '}the assistant's", name)
         state = self.speaker.asked_state
-        if "chat_template_kwargs" in said:
-            state = replace(state, thinking=said["chat_template_kwargs"])
+        thoughts = said.get("chat_template_kwargs") or said.get("thoughts", "")
+        refuse_unless(thoughts == said.get("thoughts", thoughts), "enable_thinking is true, but "
+                      "another parameter switches thoughts off; send one of them",
+                      "chat_template_kwargs")
+        if "chat_template_kwargs" in said or thoughts:
+            state = replace(state, thinking=thoughts)
         ids, forgotten = self.conversation(messages, said.get("forget", False), gone, state)
         most = said.get("max_completion_tokens", said.get("max_tokens"))
         both = {"max_tokens", "max_completion_tokens"} <= {*said}
@@ -322,14 +401,21 @@ class Reader:
                       "max_tokens and max_completion_tokens differ; send one of them",
                       "max_tokens")
         refuse_unless(most != 0, "max_tokens is 0, expected 1 or more", "max_tokens")
-        if most is None:
+        if most in (None, -1):
             most = self.room_after(ids)
-        top = said.get("top_logprobs")
+        top = said.get("top_logprobs") or None
         wanted = said.get("logprobs", False)
         refuse_unless(top is None or wanted, "top_logprobs needs logprobs: true", "top_logprobs")
         logprobs = (top or 0) if wanted else None
         answers = self.answers([ids], said, most, logprobs, False)
         return Asked(True, answers, logprobs=logprobs, forgotten=forgotten, **self.how(said))
+
+    def need_chat_model(self, continues):
+        """Rejects a conversation with a base model.  The error names a model that answers."""
+        chat = self.chat_models()
+        other = f"use the model {chat[0]} for chats" if chat else "start the server with --template"
+        refuse_unless(self.speaker.answers, f"the model {self.name} is not a chat model: it "
+                      f"continues texts, at {continues}; {other}", "model")
 
     def room_after(self, ids):
         """The largest number of tokens in an answer to these ids, unless the request names one"""
@@ -337,7 +423,7 @@ class Reader:
 
     def how(self, said):
         usage = said.get("stream_options", False)
-        refuse_unless("stream_options" not in said or said.get("stream"),
+        refuse_unless(not usage or said.get("stream"),
                       "stream_options needs stream: true", "stream_options")
         return dict(stream=said.get("stream", False), usage=usage,
                     tokens=said.get("return_tokens", False))
@@ -363,14 +449,14 @@ class Reader:
             constraint = self.speaker.constraint(options)
         except ne.UserError as e:
             raise Refusal(400, str(e), "response_format") from None
-        seed = said.get("seed", uuid.uuid4().int % WHOLE)
+        seed = said.get("seed", uuid.uuid4().int >> 64)
         now = time.perf_counter()
         return [Answer(ids, options, ne.rng_of(seed, i, j), self.speaker.ends, self.vocab, scored,
                        now + self.seconds, index=i * n + j, constraint=constraint)
                 for i, ids in enumerate(prompts) for j in range(n)]
 
     # ---- prompts
-    def prompts(self, prompt, gone):
+    def prompts(self, prompt, work):
         """A list of ids for each prompt.  prompt: a text, a list of ids, or a list of either"""
         wrong = "prompt: expected a string, a list of token ids, or a list of either"
         if isinstance(prompt, str) or (prompt and isinstance(prompt, list) and
@@ -379,10 +465,10 @@ class Reader:
         refuse_unless(isinstance(prompt, list), wrong, "prompt")
         refuse_unless(0 < len(prompt) <= MOST_CHOICES,
                       f"expected 1 to {MOST_CHOICES} prompts, got {len(prompt)}", "prompt")
-        return [self.ids_of(x, wrong, gone) for x in prompt]
+        return [self.ids_of(x, wrong, work) for x in prompt]
 
-    def ids_of(self, prompt, wrong, gone):
-        need_client(gone)
+    def ids_of(self, prompt, wrong, work):
+        work.spend(len(prompt) if isinstance(prompt, str | list) else 0, "prompt")
         if isinstance(prompt, str):
             self.need_room(len(prompt), "prompt")
             ids = self.speaker.tokenizer.encode_whole(prompt).tolist()
@@ -415,20 +501,28 @@ class Reader:
         """Returns (ids, number of messages left out) of the messages `said`.  With `forget`, the
         oldest exchanges are left out, as few as possible, so that a quarter of the context remains
         for the answer."""
-        asked = without_beginning(said)
+        asked, work = without_beginning(said), Work(gone)
         refuse_unless(asked and asked[-1][0] == "user", "expected the role user in the last "
                       "message, or in the one before an answer that is to be continued, got "
                       f"{asked[-1][0] if asked else 'no message'}", "messages")
         system = [m for m in said[:1] if m[0] == "system"]
         if forget:
-            return self.newest_exchanges(system, said[len(system):], gone, state)
+            return self.newest_exchanges(system, said[len(system):], work, state)
         if ne.is_alpaca(self.speaker.template):          # it uses only the last question
             self.need_room(sum(len(content) for _, content in said[len(asked) - 1:]), "messages")
         else:
             self.need_room(sum(len(content) for _, content in said), "messages")
-        return self.fitting(self.ids_of_messages(said, state), "messages"), 0
+        work.spend(self.work_of(said), "messages")
+        with checking(work):
+            return self.fitting(self.ids_of_messages(said, state), "messages"), 0
 
-    def newest_exchanges(self, system, rest, gone, state=None):
+    def work_of(self, messages):
+        """The work to turn messages into ids, in characters.  A message costs as much as 64."""
+        template = self.speaker.template
+        weight = 1 if ne.is_alpaca(template) or ne.is_chatml(template) else THIRD_PARTY
+        return weight * sum(64 + len(text) for _, text in messages)
+
+    def newest_exchanges(self, system, rest, work, state=None):
         """`conversation` with `forget`: returns (ids, number of messages left out).
 
         An exchange begins at each message of the user.  If not all N exchanges fit, the last 1, 2,
@@ -441,11 +535,14 @@ class Reader:
 
         def fits(n):
             """Whether the last n exchanges fit.  Renders them into `found`, unless their characters
-            alone are too many."""
-            need_client(gone)
+            alone are too many, or the rest of the work allows no other text."""
             kept = system + rest[starts[N - n]:]
-            if sum(len(content) for _, content in kept) <= room * self.longest:
-                found[n] = self.ids_of_messages(kept, state)
+            cost = self.work_of(kept)
+            if (sum(len(content) for _, content in kept) <= room * self.longest and
+                    work.allows(cost)):
+                work.spend(cost, "messages")
+                with checking(work):
+                    found[n] = self.ids_of_messages(kept, state)
             return n in found and len(found[n]) <= room
 
         most, too_many = (N, N + 1) if fits(N) else (0, N)
@@ -458,12 +555,14 @@ class Reader:
             most, too_many = (n, too_many) if fits(n) else (most, n)
         most = max(1, most)                  # a single exchange may fill the context
         if most not in found:
-            found[most] = self.last_exchange(system + rest[starts[N - 1]:], state)
+            found[most] = self.last_exchange(system + rest[starts[N - 1]:], work, state)
         return self.fitting(found[most], "messages"), starts[N - most]
 
-    def last_exchange(self, kept, state=None):
+    def last_exchange(self, kept, work, state=None):
         self.need_room(sum(len(content) for _, content in kept), "messages")
-        return self.ids_of_messages(kept, state)
+        work.spend(self.work_of(kept), "messages")
+        with checking(work):
+            return self.ids_of_messages(kept, state)
 
     def list_of(self, messages):
         refuse_unless(isinstance(messages, list) and 0 < len(messages) <= MOST_MESSAGES,
@@ -476,10 +575,7 @@ class Reader:
         place = f"messages[{i}]"
         refuse_unless(isinstance(m, dict), f"{place}: expected an object with role and content",
                       "messages")
-        for key, value in m.items():
-            refuse_unless(key in ("role", "content", "name") or value in (None, [], ""),
-                          f"{place}: the key {shown(key)} is not supported; remove it", "messages",
-                          "unsupported_parameter")
+        need_known_keys(place, m, "messages")
         role = "system" if m.get("role") == "developer" else m.get("role")
         try:
             return ne.checked_message(role, m.get("content"), place)
@@ -501,6 +597,26 @@ class Reader:
         return ids
 
 
+def need_known_keys(place, message, name):
+    """Rejects a message with a key that might change the reply."""
+    for key, value in message.items():
+        neutral = values.NOTHING_IN_MESSAGE.get(key, ())
+        refuse_unless(key in values.OF_MESSAGE or values.asks_for_nothing(value, neutral),
+                      f"{place}: the key {shown(key)} is not supported; remove it", name,
+                      "unsupported_parameter")
+
+
+ONE_AT_A_TIME = threading.Lock()
+
+
+def checking(work):
+    """A context in which the rendering of a third-party template ends if the client leaves"""
+    from nanoeuler_parts.interchange import templates
+    if not hasattr(templates, "checking"):
+        return ONE_AT_A_TIME
+    return templates.checking(lambda: need_client(work.gone))
+
+
 def without_beginning(messages):
     """The messages without the beginning of the next answer, a last message of the assistant"""
     return messages[:-1] if messages[-1][0] == "assistant" else messages
@@ -510,13 +626,15 @@ def without_beginning(messages):
 class Voice:
     """Turns the News of an answer into text of whole characters.  An ending that may begin a stop
     text is held back.  The log-probabilities and ids of a token go with the piece
-    of text in which the token begins."""
+    of text in which the token begins.  `offsets` has the offset of each token in the text, in
+    characters."""
 
     def __init__(self, answer):
         self.answer = answer
         self.decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self.drawn, self.starts, self.length, self.told = 0, [], 0, 0
         self.marks, self.finish = [], ""     # per token: (id, was it a draft?, drafts of its step)
+        self.offsets, self.counted = [], Characters()
 
     def take(self, news):
         """Returns the new text, and the indices of the tokens that begin in it."""
@@ -525,6 +643,7 @@ class Voice:
             self.marks.append((token, drafted == token, news.drafted if i == 0 else []))
             self.starts.append(self.length)
             self.length += len(self.answer.vocab[token])
+            self.offsets.append(self.counted.before(self.answer.vocab[token]))
         self.finish = news.finish
         text = self.decode(news.said, bool(news.finish))
         self.told += len(news.said)
@@ -533,6 +652,20 @@ class Voice:
             places.append(self.drawn)
             self.drawn += 1
         return text, places
+
+
+class Characters:
+    """Counts the characters of a text that comes in pieces of UTF-8."""
+
+    def __init__(self):
+        self.decode, self.n = codecs.getincrementaldecoder("utf-8")("replace").decode, 0
+
+    def before(self, piece):
+        """The offset, in characters, of the piece that follows now.  A piece that begins within a
+        character has the offset of this character."""
+        n = self.n
+        self.n += len(self.decode(piece))
+        return n
 
 
 def token_text(vocab, token):
@@ -554,8 +687,8 @@ class Writer:
         chat = asked.chat
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.vocab = asked.answers[0].vocab
-        self.offsets = {}                    # {answer's index: characters so far}
         self.begun = set()                   # indices of answers
+        self.echoes = {}                     # {answer's index: the text of its prompt}
 
     # ---- the stream
     def begin(self):
@@ -563,11 +696,17 @@ class Writer:
 
     def step(self, voice, text, places):
         """places: the indices of the sampled tokens of this text"""
+        """As OpenAI does, the role, the text and finish_reason come in chunks of their own."""
         first = voice.answer.index not in self.begun
         self.begun.add(voice.answer.index)
-        if not (first or text or places or voice.finish):
-            return b""
-        return event(self.chunk([self.choice(voice, text, places, first, True)]))
+        pieces = []
+        if first and (self.asked.chat or self.asked.echo or self.asked.tokens):
+            pieces.append(self.choice(voice, "", [], True, True))
+        if text or places:
+            pieces.append(self.choice(voice, text, places, False, True))
+        if voice.finish:
+            pieces.append(self.ended(voice))
+        return b"".join(event(self.chunk([piece])) for piece in pieces)
 
     def end(self):
         usage = self.asked.usage or self.asked.tokens
@@ -606,9 +745,10 @@ class Writer:
         return {"content": [{**one(token, p), "top_logprobs": [one(i, q) for i, q in top[:k]]}
                             for token, p, top in pairs], "refusal": None}
 
-    def completion_logprobs(self, index, pairs):
-        k, at = self.asked.logprobs, self.offsets.get(index, 0)
-        found = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    def completion_logprobs(self, pairs, offsets):
+        """offsets: of the tokens, in characters of the answer's text"""
+        k = self.asked.logprobs
+        found = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": offsets}
         for token, p, top in pairs:
             said = token_text(self.vocab, token)
             found["tokens"].append(said)
@@ -619,14 +759,21 @@ class Writer:
             if top is not None:
                 best.setdefault(said, p)     # OpenAI includes the token itself
             found["top_logprobs"].append(best if top is not None else None)
-            found["text_offset"].append(at)
-            at += len(said)
-        self.offsets[index] = at
         return found
 
     # ---- choices
     def echoed(self, answer):
-        return b"".join(self.vocab[i] for i in answer.ids).decode("utf-8", "replace")
+        if answer.index not in self.echoes:
+            raw = b"".join(self.vocab[i] for i in answer.ids)
+            self.echoes[answer.index] = raw.decode("utf-8", "replace")
+        return self.echoes[answer.index]
+
+    def ended(self, voice):
+        """The last element of `choices` in a stream"""
+        rest = {"delta": {}} if self.asked.chat else {"text": ""}
+        tokens = {"tokens": []} if self.asked.tokens else {}
+        return {"index": voice.answer.index, **rest, "logprobs": None,
+                "finish_reason": voice.finish, **tokens}
 
     def choice(self, voice, text, places, first, stream):
         """One element of `choices`.  places: the indices of the sampled tokens of this text"""
@@ -644,15 +791,21 @@ class Writer:
                 text = self.echoed(answer) + text
             body["text"] = text
         body["logprobs"] = None
-        if asked.logprobs is not None:
-            pairs = self.pairs(answer, places)
+        scored = places or not stream or first and asked.echo
+        if asked.logprobs is not None and scored:
+            pairs, offsets = self.pairs(answer, places), [voice.offsets[i] for i in places]
             if asked.chat:
                 body["logprobs"] = self.chat_logprobs(pairs)
             else:
+                if asked.echo:
+                    before = len(self.echoed(answer))
+                    offsets = [before + n for n in offsets]
                 if first and asked.echo:
+                    counted = Characters()
                     pairs = [*self.of_prompt(answer), *pairs]
-                body["logprobs"] = self.completion_logprobs(answer.index, pairs)
-        body["finish_reason"] = voice.finish or None
+                    offsets = [*(counted.before(self.vocab[i]) for i in answer.ids), *offsets]
+                body["logprobs"] = self.completion_logprobs(pairs, offsets)
+        body["finish_reason"] = None if stream else voice.finish
         if asked.tokens:
             body["tokens"] = [self.mark(*voice.marks[i]) for i in places]
             if first:

@@ -4,10 +4,13 @@ import time
 import uuid
 
 import nanoeuler as ne
+from nanoeuler_parts.serve import protocol, values
 from nanoeuler_parts.serve.protocol import (
-    checked, encoded, flag, IGNORED, number, only, Refusal, refuse_unless, response_format,
-    SAMPLED, shown, stops, text, WHOLE,
+    checked, encoded, flag, length, MOST_LOGPROBS, need_known_keys, number, Refusal, refuse_unless,
+    response_format, SAMPLED, seed, shown, stops, text,
 )
+
+LOGPROBS = "message.output_text.logprobs"
 
 
 def not_stored(name, value):
@@ -33,14 +36,21 @@ def text_format(name, value):
     return response_format(f"{name}.format", chosen)
 
 
+def included(name, value):
+    """Parts of a response that are sent on request: log-probabilities.  The other known one asks
+    for thoughts, which this server does not have."""
+    known = LOGPROBS, "reasoning.encrypted_content"
+    refuse_unless(isinstance(value, list) and all(x in known for x in value), f"{name} is "
+                  f"{shown(value)}, expected a list of {' and '.join(known)}", name)
+    return value
+
+
 PARAMETERS = {
-    **SAMPLED, **IGNORED, "model": text, "input": None, "instructions": text, "stream": flag,
-    "max_output_tokens": number(1, WHOLE, whole=True), "truncation": truncation,
-    "seed": number(0, WHOLE, whole=True), "stop": stops, "stream_options": None,
-    "store": not_stored, "previous_response_id": not_stored, "conversation": not_stored,
-    "background": only(False), "text": text_format, "tools": only([]),
-    "tool_choice": only("none", "auto"), "parallel_tool_calls": flag, "include": only([]),
-    "reasoning": only({}), "prompt": only(), "top_logprobs": only(0)}
+    **SAMPLED, **values.IGNORED, "model": text, "input": None, "instructions": text, "stream": flag,
+    "max_output_tokens": length(1), "truncation": truncation, "seed": seed, "stop": stops,
+    "stream_options": None, "store": not_stored, "previous_response_id": not_stored,
+    "conversation": not_stored, "text": text_format, "parallel_tool_calls": flag,
+    "include": included, "top_logprobs": number(0, MOST_LOGPROBS, whole=True)}
 
 
 def message(place, item):
@@ -50,6 +60,7 @@ def message(place, item):
     kind = item.get("type", "message")
     refuse_unless(kind == "message", f"{place}: expected the type message, found {shown(kind)}",
                   "input")
+    need_known_keys(place, item, "input")
     content = item.get("content")
     if isinstance(content, list):
         content = [{**part, "type": "text"} if isinstance(part, dict) and part.get("type") in
@@ -71,10 +82,16 @@ def understand(reader, body, gone):
     given = [{"role": "user", "content": given}] if isinstance(given, str) else given
     refuse_unless(isinstance(given, list), f"input is {shown(given)}, expected a string or a list "
                   f"of messages", "input")
-    messages = [message(f"input[{i}]", item) for i, item in enumerate(given)]
+    # Thoughts of earlier answers, which chat templates leave out
+    messages = [message(f"input[{i}]", item) for i, item in enumerate(given)
+                if not (isinstance(item, dict) and item.get("type") == "reasoning")]
     if "instructions" in said:
         messages.insert(0, {"role": "system", "content": said["instructions"]})
-    same = {name: said[name] for name in (*SAMPLED, "seed", "stop", "stream") if name in said}
+    same = {name: said[name] for name in (*SAMPLED, "seed", "stop", "stream", "thoughts")
+            if name in said}
+    top = said.get("top_logprobs", 0)
+    if top or LOGPROBS in said.get("include", []):
+        same |= {"logprobs": True, "top_logprobs": top}
     same["response_format"] = said.get("text", "")
     if "max_output_tokens" in said:
         same["max_tokens"] = said["max_output_tokens"]
@@ -92,6 +109,7 @@ class Writer:
         self.asked, self.model, self.created = asked, model, int(time.time())
         self.id, self.item_id = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
         self.n_events, self.text, self.finish = 0, "", ""
+        self.openai, self.scores = protocol.Writer(asked, model), []
 
     # ---- the stream
     def event(self, kind, **body):
@@ -114,11 +132,21 @@ class Writer:
 
     def step(self, voice, text, places):
         self.text, self.finish = self.text + text, voice.finish
-        return self.of_part("response.output_text.delta", delta=text, logprobs=[]) if text else b""
+        scores = self.logprobs(voice, places)
+        self.scores += scores
+        if not (text or scores):
+            return b""
+        return self.of_part("response.output_text.delta", delta=text, logprobs=scores)
+
+    def logprobs(self, voice, places):
+        """The log-probabilities of the sampled tokens at these indices, if they are requested"""
+        if self.asked.logprobs is None:
+            return []
+        return self.openai.chat_logprobs(self.openai.pairs(voice.answer, places))["content"]
 
     def end(self):
         status = self.status()
-        return (self.of_part("response.output_text.done", text=self.text, logprobs=[]) +
+        return (self.of_part("response.output_text.done", text=self.text, logprobs=self.scores) +
                 self.of_part("response.content_part.done", part=self.part()) +
                 self.of_item("response.output_item.done", item=self.item(status)) +
                 self.event(f"response.{status}", response=self.response(status)))
@@ -130,13 +158,15 @@ class Writer:
     # ---- objects
     def whole(self, voices, texts):
         self.text, self.finish = texts[0], voices[0].finish
+        self.scores = self.logprobs(voices[0], range(voices[0].drawn))
         return self.response(self.status())
 
     def status(self):
         return "incomplete" if self.finish == "length" else "completed"
 
     def part(self):
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+        return {"type": "output_text", "text": self.text, "annotations": [],
+                "logprobs": self.scores}
 
     def item(self, status):
         content = [] if status == "in_progress" else [self.part()]
@@ -145,14 +175,14 @@ class Writer:
 
     def response(self, status):
         said, sampling = self.asked.said, self.asked.answers[0].sampling
-        ended = status in ("completed", "incomplete")
+        ended, most = status in ("completed", "incomplete"), said.get("max_output_tokens")
         return {
             "id": self.id, "object": "response", "created_at": self.created, "status": status,
             "model": self.model, "output": [self.item(status)] if ended else [],
             "usage": self.usage() if ended else None, "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete"
             else None, "instructions": said.get("instructions"),
-            "max_output_tokens": said.get("max_output_tokens"), "background": False,
+            "max_output_tokens": None if most == -1 else most, "background": False,
             "temperature": sampling.temperature, "top_p": sampling.top_p, "store": False,
             "truncation": said.get("truncation", "disabled"), "previous_response_id": None,
             "metadata": said.get("metadata", {}), "user": said.get("user"), "tools": [],

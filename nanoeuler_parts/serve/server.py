@@ -107,13 +107,13 @@ def print_models(models, options):
               f"{use}")
 
 
-def run(files, decoder, options):
+def run(files, folder, decoder, options):
     """The verb `serve`: runs until Ctrl-C or SIGTERM.  Running answers then have --drain seconds to
-    finish.  options: verb.Serving"""
+    finish.  folder: see Models     options: verb.Serving"""
     key = options.api_key or os.environ.get("NANOEULER_API_KEY", "")
     options.api_key = key
     need_ascii(key)
-    models = Models(files, decoder, options)
+    models = Models(files, decoder, options, folder)
     need_undamaged(models.default.file)
     Names(options)
     for path in options.log:

@@ -1,13 +1,17 @@
 """The verb `serve`: the flags of the server, and the function that starts it."""
 import argparse
+import contextlib
 import importlib.util
+import json
 import os
 import shlex
+import sys
 from dataclasses import dataclass, field, fields
 
 from bpe import need
 import nanoeuler as ne
 from nanoeuler import Decoder, model_path, model_to_use, PACKAGES, setting, Settings
+from nanoeuler_parts.files.safetensors import read_meta
 
 @dataclass
 class Serving(Settings):
@@ -56,22 +60,43 @@ def need_packages(verb, names):
 
 SERVED = ne.arg("files", nargs="*", type=ne.model_name, default=argparse.SUPPRESS, metavar="file",
                 help=f"checkpoints to serve, the default one first; {ne.BUNDLED}: the bundled "
-                     f"model (default: the newest model in this folder, and {ne.BUNDLED})")
+                     f"model (default: all models in this folder, also later ones, and "
+                     f"{ne.BUNDLED})")
 
 def models_to_serve(files):
-    """The checkpoints that are named, else the newest one in this folder and the bundled one"""
+    """(checkpoints, folder) for models.Models.  Without names: the models in this folder and the
+    bundled one.  The default is then the newest chat model, or else the bundled one, since a base
+    model does not answer."""
     if files:
-        return [model_path(file) for file in files]
-    newest, bundled = model_to_use(place=""), ne.beside_program(ne.SHIPPED)
-    is_other = not ne.is_bundled(newest) and os.path.basename(newest) != f"{ne.BUNDLED}.bin"
-    return [newest, bundled] if is_other and os.path.exists(bundled) else [newest]
+        return [model_path(file) for file in files], None
+    newest, bundled = newest_chat_model(os.curdir), ne.beside_program(ne.SHIPPED)
+    has_bundled = os.path.exists(bundled)
+    default = newest or (bundled if has_bundled else model_to_use(place=""))
+    if not newest:
+        print(f"note: {ne.printable(ne.shown_name(default))} is the default model, as this folder "
+              f"has no chat model; requests may name another one", file=sys.stderr)
+    others = [bundled] if has_bundled and newest and not is_named_bundled(newest) else []
+    return [default, *others], os.curdir
+
+def is_named_bundled(file):
+    return ne.is_bundled(file) or os.path.basename(file) == f"{ne.BUNDLED}.bin"
+
+def newest_chat_model(folder):
+    """The newest chat model among the checkpoints in a folder; None if there is none"""
+    for _, name in sorted(ne.models_in(folder), reverse=True)[:ne.MOST_MODELS]:
+        with contextlib.suppress(OSError, ne.UserError, KeyError, ValueError):
+            path = os.path.join(folder, name)
+            if ne.begins_as_checkpoint(path) and json.loads(read_meta(path)["state"]).get(
+                    "kind") == "chat":
+                return name
+    return None
 
 def serve(files=(), decoder=Decoder, **chosen):
     """`serve`: an HTTP server and its pages."""
     options = Serving(**chosen).check()
     need_packages("serve", ("starlette", "uvicorn"))
     from nanoeuler_parts.serve import server
-    return server.run(models_to_serve(files), decoder, options)
+    return server.run(*models_to_serve(files), decoder, options)
 
 def serve_verb(add):
     add(serve, SERVED, settings=fields(Serving))

@@ -827,6 +827,19 @@ async function useModel() {
   render();
 }
 
+// Fetches the list of models again, because it follows the folder of the server.
+async function followModels() {
+  if (document.hidden || !names.length || running) return;
+  const found = (await askJson("v1/models")).data.map((model) => model.id);
+  if (found.join("\n") === names.join("\n")) return;
+  names = found;
+  buildMenu();
+  await useModel();
+}
+
+window.addEventListener("focus", () => followModels().catch(() => {}));      // tried again next time
+document.addEventListener("visibilitychange", () => followModels().catch(() => {}));
+
 // Gets ready for the current conversation.  Without the card of its model nothing can be sent.
 async function start() {
   if (failed) notify("");                    // the reason for which it failed before
