@@ -230,7 +230,7 @@ def test_the_queue_of_the_tokenizer_has_an_end(there, monkeypatch):
 
 
 @pytest.mark.parametrize("path, body, name", [
-    (TEXT, {"prompt": ["word "] * 20}, "prompt"), (TEXT, {"prompt": [[5] * 9] * 12}, "prompt"),
+    (TEXT, {"prompt": ["word "] * 21}, "prompt"), (TEXT, {"prompt": [[5] * 9] * 12}, "prompt"),
     (CHAT, {"messages": LONGER}, "messages"), ("/api/chat", {"messages": LONGER}, "messages"),
     ("/v1/responses", {"input": LONGER}, "messages"), ("/api/generate", {
         "prompt": "a" * 40, "system": "b" * 20}, "messages")])
