@@ -3815,12 +3815,13 @@ class Speaker:
         self.said = [*said, ("assistant", "")]
         return rewind_to(self.decoder, ids)
 
-    def constraint(self, options):
-        """The tokens that JSON mode allows, or None if it is off"""
+    def constraint(self, options, alive=lambda: None):
+        """The tokens that JSON mode allows, or None if it is off.  alive: called between pieces of
+        the preparation, some milliseconds each.  An error that it raises ends the preparation."""
         if not options.json_schema:
             return None
         from nanoeuler_parts.tools.json_mode import constraint
-        return constraint(options.json_schema, self.tokenizer, self.end)
+        return constraint(options.json_schema, self.tokenizer, self.end, alive)
 
     def new_reply(self, ids, options, rng, held=()):
         return Reply(ids, options, rng, self.ends, self.tokenizer.vocab, held,

@@ -48,6 +48,17 @@ PREPARATIONS = [
     ("an explanation", EXPLAIN, {"tokens": [5] * 4000}),
     ("a trajectory", EXPLAIN, {"tokens": [5] * 4000, "trajectory": True}),
     ("attention weights", EXPLAIN, {"tokens": [5] * 4000, "attention": 1})]
+NAMES = [f"{i:04}" + "x" * 226 for i in range(240)]
+# Schemas whose preparation takes long: constants, names, parts, and states of a pattern
+SCHEMAS = {
+    "9,000 constants": {"enum": [*range(9000)]},
+    "2,000 alternatives of one constant": {"anyOf": [{"const": f"a{i}"} for i in range(2000)]},
+    "240 names of 230 characters": {"properties": dict.fromkeys(NAMES, {"type": "integer"})},
+    "256 properties in each of 10 depths": {
+        "$ref": "#/$defs/a", "$defs": {"a": {"properties": {
+            f"p{i}": {"$ref": "#/$defs/a"} for i in range(256)}}}},
+    "a pattern of 250 characters": {"pattern": "^.{0,250}$"},
+    "a string with limits": {"type": "string", "minLength": 9, "maxLength": 999}}
 STREAM = {"prompt": "To be", "max_tokens": 4000, "stream": True}
 
 
@@ -116,6 +127,17 @@ def beside(served, path, body):
         return max(served.ask(CHAT, SHORT)[0] for _ in range(5))
 
 
+def beside_schemas(served, schema):
+    """Seven requests with a schema, which no other request had; then a short one without"""
+    with contextlib.ExitStack() as end:
+        for _ in range(7):
+            new = {**schema, "title": str(time.perf_counter_ns())}
+            body = {**SHORT, "max_tokens": 200,
+                    "response_format": {"type": "json_schema", "json_schema": {"schema": new}}}
+            end.enter_context(served.send(CHAT, body))
+        return served.ask(CHAT, SHORT)[0]
+
+
 def health(served):
     """600 idle sockets and 64 streams that are read; then /health"""
     with contextlib.ExitStack() as end:
@@ -163,6 +185,9 @@ def rows(args):
             for kind, path, body in PREPARATIONS:
                 yield (f"a short request beside 4 with {kind}", 0.2,
                        lambda path=path, body=body: beside(served, path, body))
+            for name, schema in SCHEMAS.items():
+                yield (f"beside 7 schemas: {name}", 1,
+                       lambda schema=schema: beside_schemas(served, schema))
             yield "/health beside 600 idle sockets and 64 streams", 1, lambda: health(served)
         for what, path, body in (("prompts", TEXT, prompt), ("streams", TEXT, STREAM),
                                  ("explanations", EXPLAIN, explanation)):

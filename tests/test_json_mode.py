@@ -13,7 +13,7 @@ from models import write
 from servers import chat_model, post, serving
 
 import nanoeuler as ne
-from nanoeuler_parts.tools import json_mode
+from nanoeuler_parts.tools import json_frames, json_mode
 from nanoeuler_parts.tools.json_mode import Constraint, Trie, after_bytes, compiled, is_complete
 
 pytestmark = pytest.mark.unit
@@ -275,7 +275,7 @@ def test_masks_are_what_the_automaton_reads(name, tokenizer):
 
 
 def test_the_memory_of_the_masks_is_bounded(tokenizer, monkeypatch):
-    monkeypatch.setattr(json_mode, "MASK_BYTES", 4 * tokenizer.vocab_size)
+    monkeypatch.setattr(json_mode, "MASK_BYTES", 4 * tokenizer.vocab_size // 8)
     constraint = Constraint("object", Trie(tokenizer.vocab, set()), None)
     for n in range(9):
         state = after_bytes(constraint.start, b'{"":' + b"[" * n)
@@ -291,33 +291,36 @@ def test_a_vocabulary_without_a_byte_is_refused(tokenizer):
 
 # ---- schemas
 @pytest.mark.parametrize("schema, words", [
-    ("[]", "expected an object or true"), ("", "Expecting value"), ("{", "line 1"),
-    ('{"type": "string", "pattern": "a"}', "#: the keyword pattern is not supported"),
+    ("[]", "expected an object, true or false"), ("", "Expecting value"), ("{", "line 1"),
+    ('{"type": "string", "pattern": "(?=a)"}', "#: pattern: a group with ? that looks ahead"),
+    ('{"type": "string", "pattern": "(a)\\\\1"}', "\\1 in"),
+    ('{"pattern": "^.{0,9}$", "minLength": 12}', "which no match has"),
+    ('{"pattern": "(a|b)*a(a|b){16}"}', "states of the automaton"),
+    ('{"pattern": "((((a{99}){99}){99}){99})"}', "states of the automaton"),
     ('{"type": "text"}', 'type is "text", expected array, object'),
     ('{"type": []}', "type is"), ('{"type": [["string"]]}', "type is"),
-    ('{"maxLength": 1}', 'the keyword maxLength needs "type": "string"'),
-    ('{"type": "integer", "maxLength": 1}', "not supported for this type"),
     ('{"type": "string", "maxLength": -1}', "0 <= minLength <= maxLength"),
     ('{"type": "array", "minItems": 2, "maxItems": 1}', "0 <= minItems <= maxItems"),
-    ('{"type": "array", "items": [{}]}', "#/items: expected an object or true"),
-    ('{"type": "array", "items": {"type": "number", "minimum": 1}}', "#/items: the keyword min"),
-    ('{"type": "object", "properties": {"a": {"format": "date"}}}', "#/properties/a: the keyword "),
-    ('{"type": "object", "properties": {}, "additionalProperties": true}', "expected false"),
-    ('{"type": "object", "properties": {"a": {}}, "required": ["b"]}', '"b", which is not in'),
-    ('{"type": "object", "required": ["b"]}', "required needs properties"),
+    ('{"type": "array", "uniqueItems": true}', "the keyword uniqueItems is not supported"),
+    ('{"type": "number", "multipleOf": 2}', "#: the keyword multipleOf"),
+    ('{"minimum": 2, "maximum": 1}', "no number"), ('{"minimum": "2"}', "expected a number"),
+    ('{"type": "object", "properties": {"a": {"not": {}}}}', "#/properties/a: the keyword not"),
+    ('{"properties": {}, "additionalProperties": false, "required": ["b"]}', "no value fits false"),
     ('{"type": "object", "properties": []}', "expected an object with at most 256 names"),
-    ('{"enum": [[1]]}', "found an object or array"), ('{"enum": []}', "no value of enum"),
-    ('{"enum": ["a"], "type": "integer"}', "no value of enum"), ('{"enum": 1}', "a list of values"),
-    ('{"anyOf": [{"type": "string"}, {"enum": ["a"]}]}', "begin with the same character"),
-    ('{"anyOf": []}', "expected a list"), ('{"anyOf": [{}], "type": "null"}', "anyOf, found type"),
+    ('{"enum": []}', "no value of enum"), ('{"enum": ["a"], "type": "integer"}', "no value of en"),
+    ('{"enum": 1}', "a list of values"), ('{"anyOf": []}', "expected a list"),
+    ('{"oneOf": [{"type": "string"}, {"enum": ["a"]}]}', "0 and 1 may fit the same value"),
+    ('{"oneOf": [{"type": "number"}, {"const": 1}]}', "0 and 1 may fit the same value"),
     ('{"$ref": "other.json"}', "expected a place in this schema"),
     ('{"$ref": "#/$defs/a"}', "found no such place"),
-    ('{"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}',
-     "#/$defs/a contains itself"),
+    ('{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}', "contains itself"),
+    ('{"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "minItems": 1, '
+     '"items": {"$ref": "#/$defs/a"}}}}', "at most 10 objects and arrays"),
+    ('{"properties": {"a": {"$id": "x:y", "items": {"$ref": "#"}}}}', "remove the $id"),
     ('{"items": ' * 2000 + "{}" + "}" * 2000, "JSON schema"),
-    ('{"type": "array", "items": ' * 11 + "{}" + "}" * 11, "at most 10 objects and arrays"),
+    ('{"type": "array", "minItems": 1, "items": ' * 11 + "{}" + "}" * 11, "at most 10 objects"),
     ('{"enum": ["\\ud800"]}', "surrogates"), ('{"enum": [NaN]}', "JSON compliant"),
-    ('{"title": "' + "a" * 70_000 + '"}', "expected at most 65,536")])
+    ('{"title": "' + "a" * 140_000 + '"}', "expected at most 131,072")])
 def test_a_schema_that_is_not_supported_is_refused(schema, words):
     with pytest.raises(ne.UserError) as error:
         compiled(schema)
@@ -341,11 +344,106 @@ def test_a_schema_that_is_not_supported_is_refused(schema, words):
     ('{"anyOf": [{"$ref": "#/$defs/a~1b"}, {"type": "null"}], "$defs": {"a/b": {"const": 1}}}',
      ["1", "null"], ["2"]),
     ('{"type": "object", "properties": {"a": {}, "ab": {}, "b": {}}, "required": ["ab"]}',
-     ['{"ab":1}', '{"a":1,"ab":2,"b":3}'], ['{"a":1}', '{"b":1}', '{"ab":1,"a":1}'])])
+     ['{"ab":1}', '{"a":1,"ab":2,"b":3}'], ['{"a":1}', '{"b":1}', '{"ab":1,"a":1}']),
+    # Notes and misspelled keywords change nothing, nor do keywords of other types
+    ('{"$id": "a:b", "id": "x", "readonly": true, "x-y": 1, "maxlength": 0, "type": "string"}',
+     ['"ab"'], ["1"]),
+    ('{"type": "integer", "maxLength": 0}', ["12"], ['""']), ('{"maxLength": 1}', ['"a"'], ["1"]),
+    ('{"properties": {"a": {"type": "string", "format": "date"}}}', ['{"a": "2024-01-31"}', "{}"],
+     ["1", '{"a": "2024-02-30"}', '{"b": 1}']),
+    ('{"properties": {"a": {"const": 1}}, "additionalProperties": {"type": "null"}}',
+     ['{"a":1,"b":null}', '{"ab":null}', '{"":null}'],
+     ['{"a":null}', '{"\\u0061":null}', '{"b":null,"a":1}', '{"a":1,"a":null}']),
+    ('{"patternProperties": {"^x-": {"type": "integer"}}, "additionalProperties": false}',
+     ['{"x-a":1}', "{}"], ['{"a":1}', '{"x-a":""}']),
+    ('{"required": ["b"], "properties": {"a": {"const": 1}}}', ['{"a":1,"b":[]}'], ['{"a":1}']),
+    ('{"minimum": -1.5, "exclusiveMaximum": 12}', ["-1.5", "0", "11.999999", "3.25"],
+     ["-1.6", "12", "12.0", "100", "01", "1."]),
+    ('{"type": "integer", "minimum": 8, "maximum": 1030}', ["8", "9", "10", "999", "1030"],
+     ["7", "-8", "1031", "8.0"]),
+    ('{"type": "number", "minimum": 0, "exclusiveMinimum": true}', ["0.5", "7"], ["0", "-1"]),
+    ('{"pattern": "^(a|bc)+$", "maxLength": 3}', ['"a"', '"bca"', '"aaa"'], ['"bcbc"', '""']),
+    ('{"pattern": "\\\\d"}', ['"a1é"', '"1"'], ['"a"', '"\u0661"']),
+    ('{"pattern": "^[^a]$"}', ['"\\""', '"\\n"', '"😀"'], ['"a"', '"\\u0062"', '"bb"']),
+    ('{"allOf": [{"properties": {"a": {"minimum": 1}}}, {"properties": {"a": {"maximum": 2}}, '
+     '"required": ["a"]}], "type": "object"}', ['{"a":1}', '{"a":2}'], ["{}", '{"a":3}']),
+    ('{"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}], "properties": '
+     '{"a": {"const": 1}, "b": {"const": 2}}}', ['{"a":1}', '{"b":2}', '{"a":1,"b":2}'], ["{}"]),
+    ('{"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}], "properties": '
+     '{"a": {"const": 1}, "b": {"const": 2}}}', ['{"a":1}', '{"b":2}'], ["{}", '{"a":1,"b":2}']),
+    ('{"dependencies": {"a": ["b"]}, "properties": {"a": {}, "b": {}}}',
+     ["{}", '{"b":1}', '{"a":1,"b":1}'], ['{"a":1}']),
+    ('{"enum": [[1], {"a": null}, 2]}', ["[1]", '{"a": null}', "2"], ["[2]"]),
+    ('{"items": [{"const": 1}, {"const": 2}], "additionalItems": false}', ["[]", "[1]", "[1, 2]"],
+     ["[2]", "[1,2,3]"]),
+    ('{"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"a": {"$ref": "#/$defs/a"}}}}}',
+     ["{}", '{"a":{"a":{}}}', '{"a":' * 9 + "{}" + "}" * 9],
+     ["1", '{"a":' * 10 + "{}" + "}" * 10])])
 def test_what_other_schemas_accept(schema, good, bad):
     start = compiled(schema)[0],
     assert all(accepts(start, text) for text in good)
     assert not any(accepts(start, text) for text in bad)
+
+
+def work(schema):
+    """The calls that `alive` gets, and the bytes of the names and constants that are compared, for
+    the preparation and the masks of one reply"""
+    calls = []
+    frame, _ = compiled(as_text(schema), lambda: calls.append(0))
+    return len(calls), frame
+
+
+@pytest.mark.parametrize("make", [
+    lambda n: {"enum": [*range(n)]}, lambda n: {"enum": [f"{i}" * 5 for i in range(n)]},
+    lambda n: {"anyOf": [{"const": i} for i in range(n)]},
+    lambda n: {"properties": {f"{i:04}" + "x" * 226: {} for i in range(n // 50)}}])
+def test_the_work_is_linear_in_the_size_of_a_schema(make, monkeypatch):
+    """Comparisons of bytes while a schema is prepared and its first byte is read.  They were
+    quadratic: 41 s for 8,000 constants."""
+    read = json_frames.Word.narrowed
+    counts = []
+    for n in 1000, 4000:
+        seen = []
+        monkeypatch.setattr(json_frames.Word, "narrowed",
+                            lambda word, byte, seen=seen: seen.append(0) or read(word, byte))
+        calls, frame = work(make(n))
+        for byte in range(256):
+            json_mode.after_byte((frame,), byte)
+        counts.append(calls + len(seen))
+    assert counts[1] <= 4 * counts[0] + 10 and counts[1] < 2000
+
+
+def test_a_preparation_ends_when_its_client_has_left():
+    """`alive` is called between pieces of the work, and its error ends the work."""
+    calls = []
+
+    class Left(Exception):
+        pass
+
+    def alive():
+        calls.append(0)
+        if len(calls) == 3:
+            raise Left
+
+    with pytest.raises(Left):
+        compiled('{"pattern": "^[ab]{0,3000}$"}', alive)
+    assert len(calls) == 3
+
+
+def test_limits_of_strings_make_no_masks_of_their_own(tokenizer):
+    """One mask serves all lengths: the tokens that are too long are taken out of it."""
+    constraint = Constraint('{"type": "string", "minLength": 50, "maxLength": 90}',
+                            Trie(tokenizer.vocab, set()), None)
+    state, n = after_bytes(constraint.start, b'"'), 0
+    for n in range(90):
+        vocab = tokenizer.vocab
+        if n % 9 == 0 or n > 85:
+            want = [text != b"" and after_bytes(state, text) is not None for text in vocab]
+            assert constraint.mask(state).tolist() == want
+        constraint.mask(state)
+        state = after_bytes(state, b"a")
+    assert len(constraint.masks) == 1
+    assert not constraint.mask(state)[vocab.index(b"a")]
 
 
 # ---- replies
@@ -489,7 +587,7 @@ def test_generate_takes_a_schema_or_object(tmp_path, checkpoint, tokenizer, caps
 
 @pytest.mark.parametrize("content, words", [
     (None, ["s.json", "No such file", "or object"]), ("", ["s.json", "Expecting value"]),
-    ("{", ["s.json", "line 1"]), ('{"type": "string", "format": "date"}', ["keyword format"])])
+    ("{", ["s.json", "line 1"]), ('{"type": "string", "not": {}}', ["keyword not"])])
 def test_generate_refuses_a_wrong_schema(content, words, checkpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     if content is not None:
@@ -571,12 +669,27 @@ def test_the_client_of_openai_gets_an_object_of_a_class(at):
 @pytest.mark.parametrize("value, words", [
     ("json", "expected an object"), ({}, "expected the type text, json_object or json_schema"),
     ({"type": "xml"}, "json_object or json_schema"), ({"type": ["text"]}, "json_object"),
-    ({"type": "json_object", "schema": {}}, "expected the type"),
+    ({"type": "json_object", "schema": 1}, "expected a JSON schema"),
+    ({"type": "json_object", "schema": {}, "x": 1}, "expected type and schema"),
     ({"type": "json_schema"}, "expected json_schema with a schema"),
     ({"type": "json_schema", "json_schema": {"name": "a"}}, "with a schema"),
     (format_of({}, more=1), 'unknown keys ["more"]'),
-    (format_of({"type": "string", "pattern": "a"}), "the keyword pattern is not supported")])
+    (format_of({"type": "string", "not": {}}), "the keyword not is not supported")])
 def test_the_server_refuses_other_formats(value, words, at):
     status, _, said = chat(at, response_format=value)
     assert status == 400 and words in said["error"]["message"], said
     assert said["error"]["param"] == "response_format"
+
+
+@pytest.mark.parametrize("form", [
+    {"response_format": {"type": "json_object", "schema": SCHEMAS["answer"]}},
+    {"json_schema": SCHEMAS["answer"]}, {"guided_json": SCHEMAS["answer"]},
+    {"guided_json": json.dumps(SCHEMAS["answer"])},
+    {"structured_outputs": {"json": SCHEMAS["answer"]}}])
+def test_the_server_takes_the_forms_of_other_servers(form, at):
+    same = dict(seed=1, max_tokens=60)
+    [want] = chat(at, response_format=format_of(SCHEMAS["answer"]), **same)[2]["choices"]
+    status, _, said = chat(at, **form, **same)
+    assert status == 200 and said["choices"] == [want]
+    status, _, said = chat(at, **{"json_schema": {}, "guided_json": {}, **form})
+    assert status == 400 and "expected one form of the answer" in said["error"]["message"]

@@ -227,6 +227,10 @@ def response_format(name, value):
     """The `json_schema` of nanoeuler.Sampling for this format"""
     refuse_unless(isinstance(value, dict), f"{name} is {shown(value)}, expected an object", name)
     kind, known = value.get("type"), {"type"}
+    if kind == "json_object" and "schema" in value:      # llama.cpp's form
+        refuse_unless(value.keys() == {"type", "schema"}, f"{name}: expected type and schema, "
+                      f"found {shown(sorted(value))}", name)
+        return schema_alone(f"{name}.schema", value["schema"])
     if kind == "json_schema":
         known |= {kind}
         schema = value.get(kind)
@@ -241,6 +245,34 @@ def response_format(name, value):
     if kind == "json_schema":
         return json.dumps(schema["schema"], ensure_ascii=False)
     return {"text": "", "json_object": "object"}[kind]
+
+
+def schema_alone(name, value):
+    """The same for a schema, an object or a JSON text"""
+    refuse_unless(isinstance(value, (dict, str)), f"{name} is {shown(value)}, expected a JSON "
+                  f"schema", name)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def structured_outputs(name, value):
+    """The same for vLLM's form {"json": schema}"""
+    refuse_unless(isinstance(value, dict) and value.keys() == {"json"}, f"{name} is "
+                  f"{shown(value)}, expected an object with the key json alone, whose value is a "
+                  f"JSON schema", name)
+    return schema_alone(f"{name}.json", value["json"])
+
+
+# What other servers call a schema: vLLM, its later versions, and llama.cpp
+SCHEMAS = {"guided_json": schema_alone, "structured_outputs": structured_outputs,
+           "json_schema": schema_alone}
+
+
+def format_of(said):
+    """The `json_schema` of nanoeuler.Sampling from the checked parameters"""
+    found = [name for name in ("response_format", *SCHEMAS) if said.get(name)]
+    refuse_unless(len(found) <= 1, f"expected one form of the answer, found {' and '.join(found)}; "
+                  f"remove all but one", found[-1] if found else "")
+    return said[found[0]] if found else ""
 
 
 def shown(value):
@@ -266,7 +298,8 @@ SAMPLED = {
 COMMON = {
     **SAMPLED, **values.IGNORED, "model": text, "max_tokens": length(0), "stop": stops,
     "n": number(1, MOST_CHOICES, whole=True), "stream": flag, "seed": seed,
-    "stream_options": stream_options, "response_format": response_format, "return_tokens": flag}
+    "stream_options": stream_options, "response_format": response_format, **SCHEMAS,
+    "return_tokens": flag}
 OF_COMPLETION = {
     **COMMON, "prompt": None, "echo": flag, "logprobs": completion_logprobs,
     "best_of": number(1, MOST_CHOICES, whole=True)}
@@ -444,7 +477,7 @@ class Reader:
         options = ne.Sampling(
             tokens=most, stop=said.get("stop", []), speculate=self.speculate,
             logprobs=0 if logprobs is None else max(1, logprobs),
-            json_schema=said.get("response_format", ""), **sampled(said)).check()
+            json_schema=format_of(said), **sampled(said)).check()
         try:
             constraint = self.speaker.constraint(options)
         except ne.UserError as e:

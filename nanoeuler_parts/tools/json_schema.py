@@ -1,0 +1,613 @@
+"""JSON schemas as frames of json_frames.py.
+
+A frame accepts a part of the values that a schema allows, never more.  Where JSON Schema leaves
+something open, the replies are narrower: names come in the order of `properties`, and a name that
+no keyword mentions is written only if `additionalProperties` allows it.  A schema that needs more
+than the automaton can hold is rejected; the error names the keyword and its place.
+
+`Compiler.value` reads a schema in two steps:
+1. `flat` resolves $ref and allOf.  The result is one plain schema and a list of choices (anyOf,
+   oneOf, and what `dependencies` mean).  A choice becomes the union of its alternatives, each
+   merged with the plain schema.
+2. The plain schema becomes the union of one frame for each type.
+
+`Impossible` is the schema of no value, such as an object beyond the greatest depth.  An alternative
+or an optional property that is impossible is left out."""
+from fractions import Fraction
+from math import ceil, floor
+
+from bpe import need, UserError
+from nanoeuler_parts.tools.json_frames import (
+    accepts, any_value, Array, choice, encoded, MOST_DEPTH, MOST_DIGITS, NO_LIMIT,
+    number_between, opened, other_name, Record, SCALARS, STRING, Text, union, words,
+)
+from nanoeuler_parts.tools.json_pattern import FORMATS, matching
+
+LONGEST_SCHEMA = 1 << 17         # bytes, as compact JSON
+MOST_STATES = 10_000             # of one schema: its parts, and the states of its patterns
+MOST_PROPERTIES = 256            # of one object
+MOST_ALTERNATIVES = 64           # of one anyOf or oneOf
+MOST_DECIMALS = 6                # of a number with minimum or maximum
+PIECE = 100                      # states that are made between two calls of `alive`
+
+TYPES = "array", "object", *SCALARS
+# Keywords by the type that they restrict.  Without `type`, they imply it.
+KEYWORDS = {
+    "object": {"properties", "required", "additionalProperties", "patternProperties",
+               "propertyNames", "minProperties", "maxProperties"},
+    "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"},
+    "string": {"minLength", "maxLength", "pattern"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}}
+COMBINING = {"$ref", "allOf", "anyOf", "oneOf", "dependencies", "dependentRequired",
+             "dependentSchemas"}
+# Keywords of all drafts that restrict the values and are not supported.  All others are notes.
+UNSUPPORTED = {"not", "if", "contains", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef",
+               "$recursiveRef", "extends", "disallow", "divisibleBy"}
+READ = {"type", "enum", "format"}.union(COMBINING, UNSUPPORTED, *KEYWORDS.values())
+
+
+class Impossible(UserError):
+    """No value fits, or none that is within the limits."""
+
+
+class Budget:
+    """Counts the states of an automaton.  alive: called between pieces of the work, may raise"""
+
+    def __init__(self, alive):
+        self.alive, self.states, self.next = alive, 0, PIECE
+
+    def spend(self, n):
+        self.states += n
+        need(self.states <= MOST_STATES, f"expected a schema that needs at most {MOST_STATES:,} "
+             f"states of the automaton, found more; shorten its patterns, or use fewer parts and "
+             f"alternatives")
+        if self.states >= self.next:
+            self.next += PIECE
+            self.alive()
+
+
+def shown(value):
+    return encoded(value).decode()[:60]
+
+
+def type_of(value):
+    """The JSON type of a constant"""
+    return {str: "string", bool: "boolean", int: "integer", float: "number", list: "array",
+            dict: "object", type(None): "null"}[type(value)]
+
+
+def alike(a, b):
+    """May a value in `a` equal one in `b`?  1 equals 1.0, but not true."""
+    def key(value):
+        kind = type_of(value)
+        if kind in ("integer", "number"):
+            return "number", float(value)
+        return kind, encoded(value) if kind in SCALARS else b""
+
+    return bool({*map(key, a)} & {*map(key, b)})
+
+
+def kinds_of(schema):
+    """The types that a plain schema allows, as a set"""
+    kinds = schema.get("type")
+    if kinds is None:
+        return {kind for kind, names in KEYWORDS.items() if names & schema.keys()}
+    return {kinds} if isinstance(kinds, str) else {*kinds}
+
+
+# ---- merging, for allOf
+def both_types(a, b, where):
+    a, b = ([x] if isinstance(x, str) else x for x in (a, b))
+    found = [x for x in a if x in b or x == "integer" and "number" in b]
+    return found + [x for x in b if x == "integer" and "number" in a and x not in found]
+
+
+def both_schemas(a, b, where):
+    return a if a == b else {"allOf": [a, b]}
+
+
+def both_values(a, b, where):
+    others = {encoded(value) for value in b}
+    return [value for value in a if encoded(value) in others]
+
+
+def equal(a, b, where):
+    need(a == b, f"{where}: two schemas that hold together have the values {shown(a)} and "
+         f"{shown(b)} of one keyword, which is not supported")
+    return a
+
+
+def larger(a, b, where):
+    return max(a, b)
+
+
+def smaller(a, b, where):
+    return min(a, b)
+
+
+MERGES = {"type": both_types, "enum": both_values, "items": both_schemas,
+          "propertyNames": both_schemas, "additionalProperties": both_schemas,
+          "required": lambda a, b, where: [*dict.fromkeys([*a, *b])],
+          "format": lambda a, b, where: a,
+          **dict.fromkeys(("minItems", "minLength", "minProperties", "minimum", "exclusiveMinimum"),
+                          larger),
+          **dict.fromkeys(("maxItems", "maxLength", "maxProperties", "maximum", "exclusiveMaximum"),
+                          smaller)}
+
+
+def merged(a, b, where):
+    """The plain schema of the values that fit the plain schemas a and b"""
+    if not a or not b:
+        return a or b
+    found = {**a, **b}
+    for name in a.keys() & b.keys() - {"properties"}:
+        found[name] = MERGES.get(name, equal)(a[name], b[name], where)
+    properties = {}
+    for mine, other in (a, b), (b, a):
+        need(not ("prefixItems" in mine and "items" in other), f"{where}: prefixItems beside a "
+             f"schema with items is not supported")
+        rest, patterns = other.get("additionalProperties", True), "patternProperties"
+        need(rest is True or patterns not in mine and
+             not ("properties" in mine and patterns in other), f"{where}: {patterns} beside a "
+             f"schema with additionalProperties is not supported")
+        for name, schema in mine.get("properties", {}).items():
+            theirs = other.get("properties", {}).get(name, rest)
+            if name not in properties:
+                properties[name] = schema if theirs is True else both_schemas(schema, theirs, where)
+    return {**found, "properties": properties} if properties else found
+
+
+def constants_as_one(name, schemas):
+    """The alternatives of anyOf or oneOf, with those that are only constants as one enum"""
+    enums, others = [], []
+    for schema in schemas:
+        said = {} if not isinstance(schema, dict) else {
+            key: schema[key] for key in schema.keys() & (READ | {"const"})}
+        if said.keys() == {"const"}:
+            enums.append([said["const"]])
+        elif said.keys() == {"enum"} and isinstance(said["enum"], list):
+            enums.append(said["enum"])
+        else:
+            others.append(schema)
+    values = [value for enum in enums for value in enum]
+    if name == "oneOf" and (others or any(type_of(x) not in SCALARS for x in values) or
+                            len({(x, type_of(x) == "boolean") for x in values}) < len(values)):
+        return schemas
+    return [{"enum": values}, *others] if len(enums) > 1 else schemas
+
+
+# ---- schemas
+class Compiler:
+    """Turns a schema into the frame of its values.  where: the place in the schema, for errors"""
+
+    def __init__(self, root, alive):
+        self.root, self.spend = root, Budget(alive).spend
+        self.known = {}                      # {($ref, depth): frame or Impossible}
+        self.open = set()                    # the ($ref, depth) that are being compiled
+        self.following = []                  # the $refs that `flat` is resolving
+        self.patterns = {}                   # {(pattern, least, most): frame}
+
+    def value(self, schema, depth, where):
+        """depth: the objects and arrays that may still be inside each other"""
+        self.spend(1)
+        if isinstance(schema, dict) and "$ref" in schema and schema.keys() & READ == {"$ref"}:
+            return self.reference(schema["$ref"], depth, where)
+        plain, choices = self.flat(schema, where)
+        if choices:
+            return self.chosen(plain, choices, depth, where)
+        return self.plain(plain, depth, where)
+
+    def reference(self, name, depth, where):
+        """The frame of a definition.  One that contains itself ends at the greatest depth."""
+        key = name, depth
+        schema = self.at(name, where)
+        need(key not in self.open, f"{where}: {name} contains itself without an object or array "
+             f"between; expected a schema that ends")
+        if key not in self.known:
+            self.open.add(key)
+            try:
+                self.known[key] = self.value(schema, depth, name)
+            except Impossible as e:
+                self.known[key] = e
+            finally:
+                self.open.remove(key)
+        if isinstance(self.known[key], Impossible):
+            raise self.known[key]
+        return self.known[key]
+
+    def at(self, name, where):
+        """The schema at a $ref"""
+        need(isinstance(name, str) and (name == "#" or name.startswith("#/")), f"{where}: $ref is "
+             f"{shown(name)}, expected a place in this schema, such as #/$defs/name")
+        place = self.root
+        for key in name[2:].split("/") if len(name) > 1 else ():
+            for said, meant in ("%25", "%"), ("%24", "$"), ("~1", "/"), ("~0", "~"):
+                key = key.replace(said, meant)
+            if isinstance(place, list) and key.isdecimal() and int(key) < len(place):
+                place = place[int(key)]
+            else:
+                need(isinstance(place, dict) and key in place, f"{where}: $ref is {name}, found no "
+                     f"such place in the schema")
+                place = place[key]
+            self.need_no_base(place, where)
+        return place
+
+    def need_no_base(self, schema, where):
+        """Within a schema that has an address of its own, $ref means other places."""
+        if isinstance(schema, dict) and schema is not self.root:
+            for name in "$id", "id":
+                base = schema.get(name)
+                need(not isinstance(base, str) or base.startswith("#") or not self.has_ref(schema),
+                     f"{where}: {name} is {shown(base)} in a part of the schema that contains a "
+                     f"$ref, which is not supported; remove the {name}")
+
+    def has_ref(self, schema):
+        waiting = [schema]
+        while waiting:
+            self.spend(0.02)
+            x = waiting.pop()
+            if isinstance(x, dict) and isinstance(x.get("$ref"), str):
+                return True
+            waiting += x.values() if isinstance(x, dict) else x if isinstance(x, list) else ()
+        return False
+
+    # ---- 1. $ref, allOf and choices
+    def flat(self, schema, where):
+        """(a plain schema without $ref, allOf, anyOf and oneOf; a list of choices, each the name
+        and the list of its alternatives)"""
+        self.spend(0.5)
+        if schema is True:
+            return {}, []
+        if schema is False:
+            raise Impossible(f"{where}: no value fits false")
+        need(isinstance(schema, dict), f"{where}: expected an object, true or false as a schema, "
+             f"found {shown(schema)}")
+        self.need_no_base(schema, where)
+        plain, choices = self.checked(schema, where), []
+        parts = []                           # (schema, where), which hold as well
+        if "$ref" in plain:
+            name = plain.pop("$ref")
+            need(name not in self.following, f"{where}: {name} contains itself")
+            self.following.append(name)
+            parts.append(self.flat(self.at(name, where), name))
+            self.following.pop()
+        for i, part in enumerate(plain.pop("allOf", ())):
+            parts.append(self.flat(part, f"{where}/allOf/{i}"))
+        for name in "anyOf", "oneOf":
+            if name in plain:
+                choices.append((name, plain.pop(name)))
+        choices += self.dependencies(plain, where)
+        for other, more in parts:
+            plain = merged(plain, other, where)
+            choices += more
+        return plain, choices
+
+    def checked(self, schema, where):
+        """The keywords of a schema that can change an answer, in one form for all drafts"""
+        plain = {name: value for name, value in schema.items() if name in READ}
+        if "const" in schema:
+            plain = merged(plain, {"enum": [schema["const"]]}, where)
+        for name in sorted(plain.keys() & UNSUPPORTED):
+            raise UserError(f"{where}: the keyword {name} is not supported")
+        for name in "allOf", "anyOf", "oneOf":
+            schemas = plain.get(name, [{}])
+            need(isinstance(schemas, list) and 1 <= len(schemas), f"{where}: {name}: expected a "
+                 f"list of schemas")
+        need(isinstance(plain.get("enum", []), list), f"{where}: enum: expected a list of values")
+        if "type" in plain:
+            kinds = [plain["type"]] if isinstance(plain["type"], str) else plain["type"]
+            need(isinstance(kinds, list) and kinds and all(kind in TYPES for kind in kinds),
+                 f"{where}: type is {shown(plain['type'])}, expected {', '.join(TYPES)} or a list "
+                 f"of them")
+        for name in "properties", "patternProperties":
+            need(isinstance(plain.get(name, {}), dict), f"{where}: {name}: expected an object with "
+                 f"at most {MOST_PROPERTIES} names")
+        required = plain.get("required", [])
+        need(isinstance(required, list) and all(isinstance(x, str) for x in required),
+             f"{where}: required: expected a list of names")
+        for side in "Minimum", "Maximum":    # draft 4: true beside minimum
+            if isinstance(plain.get(f"exclusive{side}"), bool):
+                exclusive, limit = plain.pop(f"exclusive{side}"), plain.pop(side.lower(), None)
+                if limit is not None:
+                    plain[f"exclusive{side}" if exclusive else side.lower()] = limit
+            for name in f"exclusive{side}", side.lower():
+                need(type(plain.get(name, 0)) in (int, float), f"{where}: {name} is "
+                     f"{shown(plain.get(name))}, expected a number")
+        for name in "Items", "Length", "Properties":
+            self.limits(plain, name, where)
+        if not plain.get("uniqueItems"):
+            plain.pop("uniqueItems", None)
+        return plain
+
+    def limits(self, schema, name, where):
+        least, most = schema.get(f"min{name}", 0), schema.get(f"max{name}", NO_LIMIT)
+        need(type(least) is int and (type(most) is int or most == NO_LIMIT) and
+             0 <= least <= most, f"{where}: expected whole numbers 0 <= min{name} <= max{name}, "
+             f"found {least} and {most}")
+        return least, most
+
+    def dependencies(self, plain, where):
+        """Choices: a name is not written, or what depends on it holds"""
+        found = []
+        for keyword in "dependencies", "dependentRequired", "dependentSchemas":
+            for name, then in plain.pop(keyword, {}).items():
+                then = {"required": then} if isinstance(then, list) else then
+                found.append(("anyOf", [{"properties": {name: False}}, then]))
+        return found
+
+    def chosen(self, plain, choices, depth, where):
+        """The union of the alternatives of the first choice, each with all that holds besides"""
+        (name, schemas), *others = choices
+        others = [{kind: alternatives} for kind, alternatives in others]
+        schemas = constants_as_one(name, schemas)
+        need(len(schemas) <= MOST_ALTERNATIVES, f"{where}: {name}: expected at most "
+             f"{MOST_ALTERNATIVES} alternatives, found {len(schemas):,}")
+        schemas = [{"allOf": [plain, schema]} for schema in schemas]
+        if name == "oneOf":
+            schemas = self.exclusive(schemas, where)
+        frames, problem = [], None
+        for i, schema in enumerate(schemas):
+            try:
+                frames.append(self.value({"allOf": [schema, *others]}, depth,
+                                         f"{where}/{name}/{i}"))
+            except Impossible as e:
+                problem = problem or e
+        if not frames:
+            raise problem
+        return union(frames)
+
+    # ---- oneOf
+    def exclusive(self, schemas, where):
+        """The alternatives of oneOf, such that no value fits two of them.  If one requires a name
+        that another does not require, then the other does not write it."""
+        flats = []
+        for i, schema in enumerate(schemas):
+            try:
+                flats.append((i, schema, *self.flat(schema, where)))
+            except Impossible:
+                pass
+        found = []
+        for i, schema, a, choices in flats:
+            parts = [schema]
+            is_object = kinds_of(a) == {"object"} and ("type" in a or not choices)
+            for j, _, b, _ in flats:
+                if i == j or self.disjoint(a, b, 0):
+                    continue
+                mine = a.get("required", ())
+                names = [name for name in b.get("required", ()) if name not in mine]
+                need(is_object and names, f"{where}: oneOf: the alternatives {min(i, j)} and "
+                     f"{max(i, j)} may fit the same value; use anyOf, or a required property that "
+                     f"has other constants in each alternative")
+                parts.append({"properties": {names[0]: False}})
+            found.append({"allOf": parts})
+        need(found, f"{where}: oneOf: no alternative is possible")
+        return found
+
+    def disjoint(self, a, b, level):
+        """Is it certain that no value fits the plain schemas a and b?"""
+        self.spend(0.1)
+        if "enum" in a and "enum" in b:
+            return not alike(a["enum"], b["enum"])
+        for one, other in (a, b), (b, a):
+            if "enum" in one and "type" in other:
+                kinds = [other["type"]] if isinstance(other["type"], str) else other["type"]
+                if not any(type_of(value) in kinds or "number" in kinds and
+                           type_of(value) == "integer" or "integer" in kinds and
+                           type_of(value) == "number" for value in one["enum"]):
+                    return True
+        if "enum" in a or "enum" in b or "type" not in a or "type" not in b:
+            return False
+        kinds = {*both_types(a["type"], b["type"], "")}
+        if not kinds:
+            return True
+        if kinds != {"object"} or level > 3:
+            return False
+        mine, theirs = a.get("properties", {}), b.get("properties", {})
+        for name in {*a.get("required", ()), *b.get("required", ())}:
+            if name in mine and name in theirs:
+                try:
+                    x, y = self.flat(mine[name], "")[0], self.flat(theirs[name], "")[0]
+                except Impossible:
+                    return True
+                if self.disjoint(x, y, level + 1):
+                    return True
+            for one, other in (a, b), (b, a):
+                if (name in one.get("required", ()) and name not in other.get("properties", {}) and
+                        other.get("additionalProperties") is False and
+                        "patternProperties" not in other):
+                    return True
+        return False
+
+    # ---- 2. plain schemas
+    def plain(self, schema, depth, where):
+        if "enum" in schema:
+            return self.enumerated(schema, where)
+        kinds = kinds_of(schema)
+        if "type" not in schema and not kinds:
+            return any_value(depth)
+        frames, problem = [], Impossible(f"{where}: no type fits")
+        for kind in TYPES:                   # integer comes last, and only without number
+            if kind in kinds and not (kind == "integer" and "number" in kinds):
+                try:
+                    frames.append(self.of_type(kind, schema, depth, where))
+                except Impossible as e:
+                    problem = e
+        if not frames:
+            raise problem
+        return union(frames)
+
+    def enumerated(self, schema, where):
+        texts = {encoded(value): 0 for value in schema["enum"]}
+        others = {name: value for name, value in schema.items() if name not in ("enum", "format")}
+        if others:
+            try:
+                frame = self.plain(others, MOST_DEPTH, where)
+                texts = {text: 0 for text in texts if accepts(frame, text)}
+            except Impossible:
+                texts = {}
+        if not texts:
+            raise Impossible(f"{where}: no value of enum or const fits the schema")
+        return words(*texts)
+
+    def too_deep(self, where):
+        return f"{where}: expected at most {MOST_DEPTH} objects and arrays inside each other"
+
+    def of_type(self, kind, schema, depth, where):
+        if kind == "string":
+            return self.string(schema, where)
+        if kind in ("number", "integer"):
+            return self.number(kind, schema, where)
+        if kind in SCALARS:
+            return SCALARS[kind]
+        if not depth:
+            raise Impossible(self.too_deep(where))
+        make = self.array if kind == "array" else self.object
+        return opened(make(schema, depth - 1, where))
+
+    def string(self, schema, where):
+        least, most = self.limits(schema, "Length", where)
+        pattern, limited = schema.get("pattern"), least > 0 or most < NO_LIMIT
+        if pattern is None and not limited:
+            pattern = FORMATS.get(str(schema.get("format")))
+        if pattern is None:
+            return choice((b'"', (Text(least, most),))) if limited else STRING
+        need(isinstance(pattern, str), f"{where}: pattern is {shown(pattern)}, expected a text")
+        return self.matching(pattern, where, least, most)
+
+    def matching(self, pattern, where, least=0, most=NO_LIMIT):
+        key = pattern, least, most
+        if key not in self.patterns:
+            self.patterns[key] = matching(pattern, where, self.spend, least, most)
+        return self.patterns[key]
+
+    def number(self, kind, schema, where):
+        step = schema.get("multipleOf", 1 if kind == "integer" else None)
+        need(step is None or kind == "integer" and step == 1, f"{where}: the keyword multipleOf is "
+             f"not supported")
+        said = {name: schema[name] for name in schema.keys() & KEYWORDS["number"]}
+        said.pop("multipleOf", None)
+        if not said:
+            return SCALARS[kind]
+        decimals = 0
+        if kind == "number":
+            # All numbers with at most 15 digits are different floats, so rounding cannot turn a
+            # number within an exclusive limit into the limit.
+            digits = max(len(str(abs(int(limit)))) for limit in said.values())
+            decimals = max(0, min(MOST_DECIMALS, 15 - digits))
+        unit = 10 ** decimals
+        most = 10 ** MOST_DIGITS * unit - 1
+        low, high = -most, most
+        for name, limit in said.items():
+            limit = Fraction(repr(limit)) * unit
+            exclusive = name.startswith("exclusive")
+            if name.lower().endswith("minimum"):
+                low = max(low, floor(limit) + 1 if exclusive else ceil(limit))
+            else:
+                high = min(high, ceil(limit) - 1 if exclusive else floor(limit))
+        if low > high:
+            raise Impossible(f"{where}: no number of at most {MOST_DIGITS} digits is between "
+                             f"minimum and maximum")
+        return number_between(low, high, decimals)
+
+    def optional(self, schema, depth, where):
+        """The frame of a part that may be left out, or None if it is impossible"""
+        try:
+            return self.value(schema, depth, where)
+        except Impossible:
+            return None
+
+    def array(self, schema, depth, where):
+        least, most = self.limits(schema, "Items", where)
+        items = schema.get("items", {})
+        first, rest = schema.get("prefixItems", []), items
+        if isinstance(items, list):
+            first, rest = items, schema.get("additionalItems", {})
+        need(isinstance(first, list), f"{where}: prefixItems: expected a list of schemas")
+        need(not schema.get("uniqueItems") or most <= 1, f"{where}: the keyword uniqueItems is "
+             f"not supported, except for at most one item")
+        frames = []
+        for i, part in enumerate(first):
+            frame = self.optional(part, depth, f"{where}/{i}")
+            if frame is None:
+                rest = False
+                break
+            frames.append(frame)
+        value = self.optional(rest, depth, f"{where}/items") if most > len(frames) else None
+        if value is None and least > len(frames):
+            self.value(rest, depth, f"{where}/items")        # raises Impossible
+            raise Impossible(f"{where}: expected at most {len(frames)} items, the limit of the "
+                             f"schema, found minItems {least}")
+        return Array(value, least, most, frames)
+
+    def object(self, schema, depth, where):
+        """The Record of an object.  A name that is not in `properties` is written if it is required
+        or if additionalProperties or patternProperties ask for it."""
+        properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+        rest = schema.get("additionalProperties", True)
+        asked = "additionalProperties" in schema or not properties
+        required = dict.fromkeys(schema.get("required", ()))
+        least, most = self.limits(schema, "Properties", where)
+        need(len(properties) <= MOST_PROPERTIES and len(required) <= MOST_PROPERTIES,
+             f"{where}: properties: expected an object with at most {MOST_PROPERTIES} names")
+        patterns = {self.matching(pattern, f"{where}/patternProperties"): part
+                    for pattern, part in patterns.items()}
+        name_frame = None
+        if "propertyNames" in schema:
+            name_frame = self.optional({"allOf": [{"type": "string"}, schema["propertyNames"]]},
+                                       depth, f"{where}/propertyNames")
+        names, values = [], []
+        for name in dict.fromkeys([*properties, *required]):
+            text = encoded(name)
+            parts = [part for frame, part in patterns.items() if accepts(frame, text)]
+            if name in properties or not parts:
+                parts.insert(0, properties.get(name, rest))
+            value = self.optional(parts[0] if len(parts) == 1 else {"allOf": parts}, depth,
+                                  f"{where}/properties/{name}")
+            if "propertyNames" in schema and not (name_frame and accepts(name_frame, text)):
+                value = None
+            if value is None and name in required:
+                self.value({"allOf": parts}, depth, f"{where}/properties/{name}")
+                raise Impossible(f"{where}: required contains {shown(name)}, which the schema does "
+                                 f"not allow")
+            if value is not None:
+                names.append(text)
+                values.append(value)
+        required = [text in {*map(encoded, required)} for text in names]
+        other = None
+        if asked and most == NO_LIMIT:
+            other = self.other(schema, [*properties, *schema.get("required", ())], patterns,
+                               name_frame, depth, where)
+        need(names or not asked or most in (0, NO_LIMIT), f"{where}: maxProperties needs "
+             f"properties")
+        need(len(names) <= most and least <= max(1, sum(required)), f"{where}: expected "
+             f"minProperties of at most 1, or the number of required names, and maxProperties of "
+             f"at least the number of properties, {len(names)}")
+        empty = least > 0 and not any(required)
+        if empty and not names and not other:
+            raise Impossible(f"{where}: minProperties is {least}, and no name is allowed")
+        return Record(names, values, required, other, int(empty))
+
+    def other(self, schema, listed, patterns, name_frame, depth, where):
+        """(frame of a name that is not listed, frame of its value), or None"""
+        if patterns or "propertyNames" in schema:
+            if listed:
+                return None
+            need(not (patterns and "propertyNames" in schema), f"{where}: the keyword "
+                 f"propertyNames beside patternProperties is not supported")
+        rest, frame = schema.get("additionalProperties", True), name_frame
+        if patterns:
+            frames, parts = [*patterns], [*patterns.values()]
+            need(all(part == parts[0] for part in parts), f"{where}: patternProperties: expected "
+                 f"one schema for all patterns, found several")
+            rest, frame = parts[0], union(frames)
+        elif "propertyNames" not in schema:
+            frame = other_name([*map(encoded, listed)])
+        value = frame and self.optional(rest, depth, f"{where}/additionalProperties")
+        return value and (frame, value)
+
+
+def compiled(root, alive):
+    """The frame of the values that fit a schema, a value of JSON.
+    alive: function() that is called after every PIECE states.  It may raise an error, which ends
+    the work."""
+    return Compiler(root, alive).value(root, MOST_DEPTH, "#")
