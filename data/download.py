@@ -22,10 +22,9 @@ try:
     import huggingface_hub
     import pooch
     from tqdm import tqdm
+    MISSING = ""                             # name of the first package that is not installed
 except ImportError as e:
-    print(f"{Path(sys.argv[0]).name}: {e.name} is not installed; pip install -e .[data]",
-          file=sys.stderr)
-    raise SystemExit(2) from None
+    MISSING = e.name
 
 HERE = Path(__file__).resolve().parent
 USER = "nanoeuler-data"                      # servers want to know which program asks
@@ -248,6 +247,14 @@ def read_parquet(path, columns):
 
 # ---- Command line ----
 class Parser(argparse.ArgumentParser):
+    """--help works without the packages of the extra `data`; everything else needs them."""
+
+    def parse_args(self, *args, **named):
+        chosen = super().parse_args(*args, **named)
+        if MISSING:
+            self.exit(2, f"{self.prog}: {MISSING} is not installed; pip install -e .[data]\n")
+        return chosen
+
     def error(self, message):
         self.exit(2, f"{self.prog}: {message}; see --help\n")
 
@@ -277,6 +284,8 @@ def number(low, high):
 
 def run(main, argv=None):
     """Exit status of a script: what can go wrong is one line on stderr."""
+    if MISSING:
+        return main(argv)                    # it prints its help, or which package is missing
     program = Path(sys.modules[main.__module__].__file__).name
     if not (sys.stderr.isatty() or "HF_HUB_VERBOSITY" in os.environ):
         # nobody waits for a word on each new try: the last error says it all
@@ -296,3 +305,6 @@ def run(main, argv=None):
     except OSError as e:
         print(f"{program}: {e.filename or 'a file'}: {e.strerror or e}; see --to", file=sys.stderr)
     return 2
+
+if __name__ == "__main__":
+    parser(__doc__).parse_args()             # a library: the scripts get_*.py use it
