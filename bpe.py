@@ -769,6 +769,10 @@ def printable(text):
     """The text as one line that cannot control a terminal: unprintable characters are escaped."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
+def note(text):
+    """Prints a note on standard error, as one line that cannot control a terminal."""
+    print(f"note: {printable(text)}", file=sys.stderr, flush=True)
+
 @contextlib.contextmanager
 def reading(source, remedy):
     """Turns an error from reading untrusted input into a UserError with source and remedy."""
@@ -1083,7 +1087,7 @@ def main():
     if args.verb == "train":
         need_no_tokenizer(args.tokenizer, args.file, args.force)
     if args.file == "-" and sys.stdin and sys.stdin.isatty():
-        print("note: reading standard input; Ctrl-D ends it", file=sys.stderr)
+        note("reading standard input; Ctrl-D ends it")
     if args.file == "-":
         with open(0, "rb") as f:             # file descriptor 0: standard input
             data = f.read()

@@ -74,10 +74,12 @@ import runpy
 import shlex
 import signal
 import sys
+import threading
 import time
 from collections import deque, namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import NamedTuple, Protocol, get_args
 
 # As a program, this file imports itself as the module `nanoeuler` and calls its `main`.  Numba's
@@ -135,7 +137,7 @@ from numba.extending import overload
 # Inside `with reading(source, remedy)`, errors become UserErrors that name the source and the
 # remedy.
 import bpe
-from bpe import UserError, need, printable, reading
+from bpe import UserError, need, note, printable, reading
 
 # Everything but the model, its training and the chat is in the folder nanoeuler_parts.  Without the
 # folder, this file needs only bpe.py and uses the plain versions of sections 4.1 and 14.
@@ -152,13 +154,14 @@ if nanoeuler_parts:
                          f"nanoeuler_parts of this version beside nanoeuler.py")
     from nanoeuler_parts.files.corpora import files_in, open_text
     from nanoeuler_parts.files.logs import (
-        alone, free_log, keep_aside, log_identity, log_path, open_log, restore_log,
+        alone, free_log, keep_aside, log_identity, log_path, open_log, restore_log, STOPPED,
     )
     from nanoeuler_parts.files.safetensors import (
-        DTYPES, map_tensors, need_finite, note_large, read_meta, release_pages, write_tensors,
+        DTYPES, map_tensors, need_finite, need_whole, note_large, read_meta, release_pages,
+        write_tensors,
     )
     from nanoeuler_parts.files.sinks import Sinks
-    from nanoeuler_parts.files.writing import WriteError
+    from nanoeuler_parts.files.writing import output_may_fail, WriteError
     from nanoeuler_parts.machine.compiling import jit, jit_parallel, OPTIONS
     from nanoeuler_parts.machine.counters import counters, fetch_add, next_below, seen, wait_until
     from nanoeuler_parts.machine.cpu import (
@@ -169,7 +172,7 @@ if nanoeuler_parts:
         from_bf16, narrowed, narrowed_transpose, pack, panel_entry, panel_rows, quantized, rounded,
         to_bf16, value,
     )
-    from nanoeuler_parts.machine.threads import use_threads
+    from nanoeuler_parts.machine.threads import fewer_threads, most_memory, use_threads
     from nanoeuler_parts.machine.tile import larger, rows_tile, tile
 else:
     # fastmath without nnan and ninf: training must still detect a NaN (section 8)
@@ -187,10 +190,41 @@ else:
 # This section defines the settings of a model and the presets, from "small" to "xl".  A first
 # reader needs Config and Dims.  Settings, which checks types and ranges, and the helpers that print
 # may be skipped.
+class SettingError(UserError):
+    """An invalid setting.     message(spell): the text, where spell(name) is how the user writes
+    the name of a field.  In str(e) it is the field's own name, as in files and in Python.
+    `run_verb` writes the flag instead, and a chat writes /set NAME."""
+
+    def __init__(self, message):
+        super().__init__(message(str))
+        self.message = message
+
+def need_setting(ok, message):
+    """Raises a SettingError unless ok."""
+    if not ok:
+        raise SettingError(message)
+
+def flag_of(name):
+    """The flag of a field: --top-p for top_p"""
+    return f"--{name.replace('_', '-')}"
+
+def digits_of(x):
+    """A number as the user would type it: 1000000 instead of 1e+06, and 2 instead of 2.0"""
+    is_whole = isinstance(x, float) and math.isfinite(x) and x == int(x) and abs(x) < 1e16
+    return str(int(x) if is_whole else x)
+
+def limits_of(f, value=-math.inf):
+    """The range of a number field in words: 0 to 1; without an upper limit, 1 or more.
+    value: the number that lies outside of it"""
+    low, high = f.metadata.get("range", (0, 1 << 62))
+    if type_of(f) is int and high >= 1 << 40 and value < low:        # no limit in practice
+        return f"{low} or more"
+    return f"{digits_of(low)} to {digits_of(high)}"
+
 class Settings:
     """A dataclass whose fields are checked: their type, and the range in their metadata.
-    A field of type int | None or float | None is None if it is not set.  Files and flags write 0
-    for "not set", so `__post_init__` turns a 0 in such a field into None."""
+    A field of type int | None or float | None is None if it is not set.  Flags and files write 0
+    for "not set", and older files null, so `__post_init__` turns a 0 in such a field into None."""
 
     def __post_init__(self):
         for f in fields(self):
@@ -204,13 +238,13 @@ class Settings:
             if value is None and kind is not f.type:
                 continue
             allowed = (int, float) if kind is float else (kind,)
-            need(type(value) in allowed, f"{f.name} is {value!r}, expected {kind.__name__}")
+            need_setting(type(value) in allowed, lambda spell, f=f, kind=kind, value=value:
+                         f"{spell(f.name)}: expected {KINDS[kind]}, found {value!r:.40}")
             if kind in (int, float):
                 low, high = f.metadata.get("range", (0, 1 << 62))
-                limits = f"{low} to {high}" if kind is int else f"{low:g} to {high:g}"
-                if kind is int and high >= 1 << 40 and value < low:      # no limit in practice
-                    limits = f"{low} or more"
-                need(low <= value <= high, f"{f.name} is {value}, expected {limits}")
+                need_setting(low <= value <= high, lambda spell, f=f, value=value:
+                             f"{spell(f.name)}: expected {limits_of(f, value)}, found "
+                             f"{digits_of(value)}")
             if kind is float:                # Numba would compile each kernel again for an int
                 object.__setattr__(self, f.name, float(value))
         return self
@@ -220,6 +254,9 @@ class Settings:
         values = asdict(self)
         return {f.name: type_of(f)() if values[f.name] is None else values[f.name]
                 for f in fields(self)}
+
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text",
+         list: "a list", dict: "an object"}
 
 def type_of(f):
     """The type of a field's value if it is set: int for int | None"""
@@ -268,17 +305,19 @@ class Config(Settings):
     def check(self):
         super().check()
         kinds = "", "linear", "llama3", "yarn"
-        need(self.rope_scaling in kinds,
-             f"rope_scaling is {self.rope_scaling}, expected linear, llama3, yarn or none")
+        need(self.rope_scaling in kinds, f"rope_scaling: expected linear, llama3, yarn or none, "
+             f"found {self.rope_scaling}")
         if self.rope_scaling in ("llama3", "yarn"):
             need(self.rope_original, f"rope_scaling {self.rope_scaling} needs the original context "
                  f"length, rope_original")
             need(self.rope_low < self.rope_high and self.rope_theta > 1,
                  f"rope_scaling {self.rope_scaling}: expected rope_low < rope_high and rope_theta "
                  f"> 1, found {self.rope_low:g}, {self.rope_high:g}, {self.rope_theta:g}")
-        need(self.n_head % self.n_kv_head == 0,
-             f"n_head is {self.n_head}, expected a multiple of n_kv_head, {self.n_kv_head}")
-        need(self.head_dim % 2 == 0, f"head_dim is {self.head_dim}, expected an even number")
+        need_setting(self.n_head % self.n_kv_head == 0, lambda spell:
+                     f"{spell('n_head')}: expected a multiple of {spell('n_kv_head')}, "
+                     f"{self.n_kv_head}, found {self.n_head}")
+        need_setting(self.head_dim % 2 == 0, lambda spell:
+                     f"{spell('head_dim')}: expected an even number, found {self.head_dim}")
         return self
 
 # The sizes of a model by their letters, with HD = H * D and QKV = (H + 2 G) * D: kernels take these
@@ -1522,7 +1561,7 @@ class Model:
         """Calls `run_batch` on tokens (B, T) int32, and returns losses (B, outputs), in nats.
         outputs: the number of heads, from head 0 on; None means all of them."""
         cfg, (B, T), P = self.cfg, tokens.shape, self.cfg.n_mtp
-        need(0 < T <= cfg.seq_len, f"expected 1 to {cfg.seq_len} tokens per sequence, got {T}")
+        need(0 < T <= cfg.seq_len, f"expected 1 to {cfg.seq_len} tokens per sequence, found {T}")
         for x in (tokens, targets):          # kernels do not check array bounds
             need(x is None or x.max() < cfg.vocab_size,
                  f"expected token ids from 0 to {cfg.vocab_size - 1}, found a larger one")
@@ -1535,7 +1574,8 @@ class Model:
             tokens, targets = tokens[:, :T], targets[:, :, :T]
         self.prepare(B, T)
         outputs = outputs or P
-        batch = Batch(np.ascontiguousarray(tokens), np.ascontiguousarray(targets),
+        # another type of integers would compile `run_batch` again, for minutes
+        batch = Batch(*(np.ascontiguousarray(x, np.int32) for x in (tokens, targets)),
                       np.ones((B, P)) * weight, np.zeros((B, outputs, T)), outputs)
         size = dims_of(cfg)
         constants = Constants(size.L, size.C, size.H, size.G, size.D, cfg.window or cfg.seq_len,
@@ -1630,12 +1670,13 @@ class Model:
 
     def micro_batch(self, B, asked=None, T=None):
         """The number of sequences that `gradient` takes at once: `asked`, or up to B as far as
-        MOST_AT_ONCE and MOST_BYTES allow.  A larger micro-batch takes more memory and is not
-        faster.  Free memory is not measured."""
+        MOST_AT_ONCE and MOST_BYTES allow, and half of the memory of this machine or container.  A
+        larger micro-batch takes more memory and is not faster.  Free memory is not measured."""
         T = T or self.cfg.seq_len
         shapes = (*act_shapes(self.cfg, 1, T), *dact_shapes(self.cfg, 1, T))
         size = self.flat.itemsize * sum(map(math.prod, shapes))      # of one sequence
-        return asked or min(B, max(1, min(MOST_AT_ONCE // T, MOST_BYTES // size)))
+        room = min(MOST_BYTES, most_memory() // 2)
+        return asked or min(B, max(1, min(MOST_AT_ONCE // T, int(room // size))))
 
     def buffers(self):
         """The arrays that a checkpoint stores: the parameters and AdamW's moments m and v."""
@@ -1645,12 +1686,12 @@ class Model:
         return Decoder(self.cfg, self.flat)
 
     def device(self):
-        name, note = "bfloat16" if self.dtype == BF16 else self.dtype.name, ""
+        name, remark = "bfloat16" if self.dtype == BF16 else self.dtype.name, ""
         if self.dtype == BF16 and not HAS_BF16:          # emulated by float32 instructions
-            note = " (emulated on this CPU, no faster than --dtype f32)"
+            remark = " (emulated on this CPU, no faster than --dtype f32)"
         elif self.dtype == np.float32 and DTYPE == "f32":
-            note = " (bfloat16 is no faster on this CPU)"
-        return f"{counted(get_num_threads(), 'thread')}, {name}{note}"
+            remark = " (bfloat16 is no faster on this CPU)"
+        return f"{counted(get_num_threads(), 'thread')}, {name}{remark}"
 
     def first_bad_tensor(self):
         """The first entry that is NaN or infinite, in words.  Parameters are searched first, then
@@ -1993,6 +2034,7 @@ class Windows:
         return self.shape[0]
 
     def __getitem__(self, rows):
+        need_whole(self.text)
         n, T = self.shape
         starts = np.arange(n)[rows] * T + self.first
         found = np.full((len(starts), T), self.fill, np.int32)
@@ -2034,12 +2076,13 @@ class Batches(Epochs):
     def __init__(self, tokens, T, P, seed):
         super().__init__(len(tokens) // T - 1, T, seed)
         shorter = f", or --seq-len {len(tokens) // 2}" if len(tokens) >= 32 else ""
-        need(self.n > 0, f"expected {2 * T:,} training tokens or more, two windows of {T}, got "
+        need(self.n > 0, f"expected {2 * T:,} training tokens or more, two windows of {T}, found "
              f"{len(tokens):,}; use a longer text with --data{shorter}")
         self.tokens, self.P = tokens, P
 
     def take(self, i, B):
         """tokens (B, T), targets (P, B, T): windows i to i + B of the run."""
+        need_whole(self.tokens)
         entries = [self.entry(j) for j in range(i, i + B)]
         starts = [window * self.T + phase for _, window, phase in entries]
         return windows(self.tokens, starts, self.T, self.P)
@@ -2141,6 +2184,8 @@ def count_targets(targets):
 ESTIMATE = 64        # held-out rows of a validation during the run, always the same rows
 PLANNED_FROM = 5     # the step of a process after which the length of a run by minutes is planned
 FEWEST = 8           # rows; a validation on fewer rows says little
+ON, OFF, ON_AGAIN = 0, 1, 2  # phases of the auxiliary heads
+FEWEST_STEPS = 10    # a shorter run whose length was not given in steps gets a note
 WORSE = 1.01         # times the best validation; a worse one means that the model overfits
 
 class Progress:
@@ -2226,9 +2271,8 @@ class TrainingLoop:
             progress.count_step(seconds, self.elapsed())
             if progress.is_due(s.step) or progress.steps < PLANNED_FROM:
                 self.plan_if_open(progress.step_time)
-            is_last = s.step == s.n_steps
-            if progress.is_due(s.step) or is_last or (
-                    self.elapsed() - progress.printed > MOST_SILENT):
+            due = progress.is_due(s.step) or s.step == s.n_steps
+            if due or self.elapsed() - progress.printed > MOST_SILENT:
                 progress.printed = self.elapsed()
                 self.report(r, progress.step_time)
 
@@ -2294,9 +2338,14 @@ class TrainingLoop:
 
     def heads_are_off(self):
         """Are the auxiliary heads 1.. switched off in the next step?  They help at the beginning.
-        A final tenth of the run (mtp_from = 0.9) lets them catch up with the finished model."""
+        A final tenth of the run (mtp_from = 0.9) lets them catch up with the finished model.
+        A phase that has begun never ends earlier when `plan` finds that the run becomes longer."""
         o, s = self.options, self.state
-        return s.n_steps is not None and o.mtp_until < (s.step + 1) / s.n_steps <= o.mtp_from
+        if s.n_steps is not None:
+            share = (s.step + 1) / s.n_steps
+            phase = ON if share <= o.mtp_until else OFF if share <= o.mtp_from else ON_AGAIN
+            s.mtp_phase = max(s.mtp_phase, phase)
+        return s.mtp_phase == OFF
 
     def validate(self, rows=None):
         """Measures held-out text; rows: how many of its rows, None: all.  Returns the
@@ -2350,9 +2399,8 @@ class TrainingLoop:
         elif left <= 0:
             s.n_steps = s.step
         if self.progress.steps == PLANNED_FROM and check > given / 4:
-            print(f"note: the final validation will take about {check / 60:.1f} of the "
-                  f"{self.options.minutes:g} minutes; hold out less with --holdout",
-                  file=sys.stderr, flush=True)
+            note(f"the final validation will take about {check / 60:.1f} of the "
+                 f"{self.options.minutes:g} minutes; hold out less with --holdout")
 
     def final_rows(self):
         """The number of held-out rows of the final validation: all, or rows of `most_final` tokens
@@ -2369,8 +2417,8 @@ class TrainingLoop:
               f"ETA {left // 60}:{left % 60:02d}", flush=True)
 
     def elapsed(self):
-        """Seconds of training, over all resumed parts.  Compilation in `engine.ready` is left out.
-        """
+        """Seconds of training, over all resumed parts.  Only steps, validations and saves count,
+        and not the time in which data are read or kernels are compiled before the first step."""
         return time.perf_counter() - self.began
 
     def initial(self, cfg):
@@ -2478,6 +2526,8 @@ def sample(logits, rng, o):
     logits (V,); o: a Sampling, below, of which temperature, top_k, top_p and min_p are used.  Each
     restriction is applied to the probabilities of all tokens, and the strictest one decides."""
     best = int(np.argmax(logits))            # argmax finds the first NaN, if there is one
+    need(logits[best] != -math.inf, "no token may follow here: JSON mode allows none of the "
+         "model's tokens; use another schema")
     if not math.isfinite(logits[best]):
         raise UserError(f"the logit of token {best} is {logits[best]}, expected a finite number; "
                         f"the model's weights are too large: use another checkpoint")
@@ -2547,8 +2597,9 @@ class Sampling(Settings):
 
     def check(self):
         super().check()
-        need(all(isinstance(text, str) and text and text == as_text(text) for text in self.stop),
-             f"stop is {self.stop}, expected a list of non-empty texts")
+        need_setting(all(isinstance(text, str) and text and text == as_text(text)
+                         for text in self.stop), lambda spell:
+                     f"{spell('stop')}: expected non-empty texts, found {self.stop}")
         need_thinking(self.thinking)
         return self
 
@@ -2827,7 +2878,8 @@ LONGEST_QUADS = 1 << 17      # longest row whose sum of products with int8 fits 
 def stored(w, weights):
     """(the matrices w (.., N, K) in the format `weights`, a scale (.., N) for each row)
     f32: unchanged.  bf16: half the memory.  int8: a quarter, w = scale * round(w / scale)."""
-    need(weights in ("f32", "bf16", "int8"), f"--weights is {weights}, expected f32, bf16 or int8")
+    need_setting(weights in ("f32", "bf16", "int8"), lambda spell:
+                 f"{spell('weights')}: expected f32, bf16 or int8, found {weights}")
     scale = np.ones(w.shape[:-1], w.dtype)
     if weights == "bf16":
         return to_bf16(w), scale
@@ -2960,7 +3012,7 @@ class Reader(Protocol):
         """The logits (heads, V) of heads 1 and up, at the token of row `row` of the last logits"""
 
     def step(self, *ids):
-        """Appends tokens to slot 0, and returns the logits (V,) of the next token."""
+        """Appends tokens to slot 0, and returns the logits (V,) of the next token, a copy."""
 
     def truncate(self, n, slot=0):
         """Keeps the first n tokens of a slot, as if those after them had never been read.
@@ -2988,7 +3040,7 @@ class Decoder:
 
     def begin(self, cfg, slots, length):
         """Sets the fields that a decoder on any device has.  Its slots are empty."""
-        need(slots > 0, f"expected one slot or more, got {slots}")
+        need(slots > 0, f"expected one slot or more, found {slots}")
         self.cfg, self.length = cfg, min(length or cfg.seq_len, cfg.seq_len)
         self.texts = [[] for _ in range(slots)]
         self.window = cfg.window or self.length
@@ -3038,7 +3090,8 @@ class Decoder:
         return self.texts[0]
 
     def step(self, *ids):
-        return self.read([Part(0, [*ids])])[0]
+        """Reads these ids, and returns the logits of the token that follows them, (V,)."""
+        return self.read([Part(0, [*ids])])[0].copy()    # `read` returns a view, see `Reader`
 
     def truncate(self, n, slot=0):
         # The keys of the tokens after n may stay: no row attends past its position.  But in a ring,
@@ -3090,11 +3143,11 @@ class Decoder:
              f"parts: {len(slots)}, slots: {len({*slots})}")
         for slot, ids, wanted in parts:
             need(0 <= slot < len(self.texts),
-                 f"expected a slot from 0 to {len(self.texts) - 1}, got {slot}")
+                 f"expected a slot from 0 to {len(self.texts) - 1}, found {slot}")
             need(ids and 0 <= wanted <= len(ids), f"slot {slot}: expected one token or more, "
                  f"and 0 to {len(ids)} wanted; tokens: {len(ids)}, wanted: {wanted}")
             for token in min(ids), max(ids):
-                need(0 <= token < V, f"expected token ids from 0 to {V - 1}, got {token}")
+                need(0 <= token < V, f"expected token ids from 0 to {V - 1}, found {token}")
 
     def pieces(self, part):
         """The pieces [(slot, first position, ids, wanted)] to compute for a part: one, unless the
@@ -3658,7 +3711,8 @@ def special_names(tokenizer):
     return "|".join(map(re.escape, sorted(tokenizer.specials, key=len, reverse=True))) or "(?!)"
 
 def need_thinking(value):
-    need(value in ("", "on", "off"), f"thinking is {value}, expected on or off")
+    need_setting(value in ("", "on", "off"), lambda spell:
+                 f"{spell('thinking')}: expected on or off, found {value}")
 
 def ends_of(state, tokenizer):
     """The ids of the tokens that end an answer, a tuple"""
@@ -3716,8 +3770,8 @@ class Speaker:
     answers the prompt, a base model continues it."""
 
     def __init__(self, file, decoder, options):
-        need(options.template in TEMPLATES,
-             f"--template is {options.template}, expected alpaca or chatml")
+        need_setting(options.template in TEMPLATES, lambda spell:
+                     f"{spell('template')}: expected alpaca or chatml, found {options.template}")
         c = open_checkpoint(file)
         decoder.ready()
         self.options, self.cfg, self.state, self.tokenizer = options, c.cfg, c.state, c.tokenizer
@@ -3806,11 +3860,11 @@ class Speaker:
             said = said[questions[0]:]       # drop the first question and its answer
         dropped = whole[:len(whole) - len(said)]
         if dropped and not is_alpaca(self.template):     # which holds one question anyway
-            print(f"note: the oldest messages are dropped: the conversation does not fit into the "
-                  f"context of {T} tokens", file=sys.stderr)
+            note(f"the oldest messages are dropped: the conversation does not fit into the "
+                 f"context of {T} tokens")
         if len(ids) > T:
-            print(f"note: the beginning of the prompt is dropped: its {len(ids)} tokens exceed the "
-                  f"context of {T}", file=sys.stderr)
+            note(f"the beginning of the prompt is dropped: its {len(ids)} tokens exceed the "
+                 f"context of {T}")
         self.dropped += dropped              # last: an error above changes nothing
         self.said = [*said, ("assistant", "")]
         return rewind_to(self.decoder, ids)
@@ -3876,8 +3930,8 @@ class Speaker:
         if isinstance(prompt, str) and not self.answers:
             ids = self.tokenizer.encode_whole(prompt)
         else:
-            need(self.answers, "expected a text, got messages: a base model continues a text; use "
-                 "a chat model")
+            need(self.answers, "expected a text, found messages: a base model continues a text; "
+                 "use a chat model")
             messages = [("user", prompt)] if isinstance(prompt, str) else prompt
             ids = chat_ids(self.template, messages, self.asked_state, self.tokenizer)
         need(len(ids), NO_TOKEN)
@@ -3950,7 +4004,7 @@ def prompt_text(prompt):
     need(sys.stdin, "expected the prompt on standard input, but it is closed; give the prompt "
          "as an argument")
     if sys.stdin.isatty():
-        print("note: reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)
+        note("reading the prompt from standard input; Ctrl-D ends it")
     return sys.stdin.read().removesuffix("\n")
 
 # The bundled model.  data/MODEL.md describes its training data and its abilities.  Wherever a
@@ -3973,16 +4027,31 @@ def shown_name(file):
 
 MOST_MODELS = 1000           # files opened at most, in search of a checkpoint
 
+# --out accepts any name, but files of these kinds are never searched for checkpoints: logs, token
+# caches, texts and programs.  A .tmp file is still being written.
+OTHER_FILES = (".jsonl", ".tokens", ".part", ".tmp", ".txt", ".json", ".md", ".py", ".csv", ".png",
+               ".svg", ".html", ".gz", ".safetensors", ".gguf", ".parquet")
+LEAST_BYTES = 1024           # every checkpoint is larger
+
 def models_in(folder):
-    """[(time of the last change, name)] of the regular files in a folder whose names end with .bin.
-    Some may not be checkpoints.  Hidden files are left out."""
-    found = []
+    """[(time of the last change, name)] of the files in a folder that may be checkpoints.
+    Every file named *.bin is one of them.  Files of other names are opened, the newest MOST_MODELS,
+    and must begin as a checkpoint.  Hidden files and OTHER_FILES are left out."""
+    found, others = [], []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.endswith(".bin") and not entry.name.startswith("."):
-                with contextlib.suppress(OSError):
-                    if entry.is_file():
-                        found.append((entry.stat().st_mtime, entry.name))
+            if entry.name.startswith(".") or entry.name.endswith(OTHER_FILES):
+                continue
+            with contextlib.suppress(OSError):
+                if entry.is_file():
+                    info = entry.stat()
+                    place = found if entry.name.endswith(".bin") else others
+                    if place is found or info.st_size > LEAST_BYTES:
+                        place.append((info.st_mtime, entry.name))
+    for changed, name in sorted(others, reverse=True)[:MOST_MODELS]:
+        with contextlib.suppress(OSError):   # it cannot be read, or was removed meanwhile
+            if begins_as_checkpoint(os.path.join(folder, name)):
+                found.append((changed, name))
     return found
 
 def newest_model(folder=os.curdir):
@@ -3996,7 +4065,7 @@ def newest_model(folder=os.curdir):
                     read_meta(path)
                     return name
                 except UserError:            # an older one is used instead
-                    print(f"note: {printable(name)} is incomplete or damaged", file=sys.stderr)
+                    note(f"{name} is incomplete or damaged")
     return None
 
 def model_to_use(file=None, place=None):
@@ -4008,13 +4077,13 @@ def model_to_use(file=None, place=None):
     newest, bundled = newest_model(), beside_program(SHIPPED)
     need(newest or os.path.exists(bundled), f"expected a model in this folder, found none; name "
          f"a checkpoint, or train one: {typed(Model.program)} train")
-    note = (f"the {BUNDLED} model is used, as this folder has no model; to use another, name its "
+    said = (f"the {BUNDLED} model is used, as this folder has no model; to use another, name its "
             f"file{place}")
     if newest:
-        note = (f"{newest} is used, as the newest model in this folder; to use another, name its "
+        said = (f"{newest} is used, as the newest model in this folder; to use another, name its "
                 f"file or {BUNDLED}{place}")
     if place is not None:
-        print(f"note: {printable(note)}", file=sys.stderr, flush=True)
+        note(said)
     return newest or bundled
 
 AFTER_PROMPT = " after the prompt"
@@ -4034,7 +4103,10 @@ def load(file=None, decoder=Decoder, **sampling):
 
     Your own Numba functions keep Numba's settings and cache.  One exception: a process has a single
     LLVM code generator, and here it has optimization level 1, unless NUMBA_OPT is set.  If your
-    functions need level 3, import Numba and compile one of them before you import nanoeuler."""
+    functions need level 3, import Numba and compile one of them before you import nanoeuler.
+    Numba's number of threads is lowered to the physical cores, and to the processors that the
+    container may use, if it is larger."""
+    fewer_threads()
     return Speaker(model_to_use(file), decoder, Sampling(**sampling).check())
 
 def shown_logprobs(reply):
@@ -4053,8 +4125,8 @@ def print_template_note(template):
         name = "Alpaca's"
     elif is_chatml(template):
         name = "the ChatML"
-    print(f"note: a chat model reads the prompt as a user's message, in {name} template, and "
-          f"answers it", file=sys.stderr, flush=True)
+    note(f"a chat model reads the prompt as a user's message, in {name} template, and "
+         f"answers it")
 
 def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, batch=64,
                   truncate=False, force=False, **chosen):
@@ -4084,19 +4156,19 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
         speaker.rng = rng_of(options.seed, 0, i)
         speaker.said.clear()
         if not speaker.answers:
-            print(prompt, end="", flush=True)          # first, as reading it may take a while
+            print(for_terminal(prompt), end="", flush=True)      # first: reading may take a while
             rewound = rewind_to(speaker.decoder, speaker.ids_of(prompt))
         else:
             rewound = speaker.ids_to_read(prompt)
         n, most = speaker.reply(rewound), options.tokens
         if n < most and not (speaker.answers or options.stop or options.json_schema):
-            print(f"note: the model ended the text with {printable(speaker.state.eos)} after {n:,} "
-                  f"of {counted(most, 'token')}", file=sys.stderr)
+            note(f"the model ended the text with {speaker.state.eos} after {n:,} "
+                 f"of {counted(most, 'token')}")
         for row in shown_logprobs(speaker.last):
             top = "  ".join(f"{text!r} {p:.2f}" for text, p in row["top"])
             print(f"{row['token']!r:<16} {row['logprob']:>7.2f}    {top}", file=sys.stderr)
         if sys.stderr and sys.stderr.isatty():
-            print(f"note: {speaker.pace}", file=sys.stderr)
+            note(f"{speaker.pace}")
 
 def chat(file=None, decoder=Decoder, **chosen):
     """`chat`: a conversation at the terminal"""
@@ -4104,7 +4176,7 @@ def chat(file=None, decoder=Decoder, **chosen):
     talking = ChatSampling(**chosen).check()
     file = model_to_use(file, place="")
     speaker = Speaker(file, decoder, talking)
-    print(f"{shown_name(file)}: {n_params(speaker.cfg):,} parameters, context "
+    print(f"{printable(shown_name(file))}: {n_params(speaker.cfg):,} parameters, context "
           f"{speaker.cfg.seq_len} tokens, {'answers' if speaker.answers else 'continues'} what you "
           f"type.")
     if nanoeuler_parts:
@@ -4139,6 +4211,7 @@ class State(Settings):
     bits_per_byte: float | None = None         # of the latest validation
     best: float | None = None  # the lowest validation on ESTIMATE rows, and its step
     best_step: int = 0
+    mtp_phase: int = 0         # of the auxiliary heads: ON, OFF or ON_AGAIN (section 8)
     log_sha256: str = ""       # of the first line of the run's log: `log_identity`
     text_sha256: str = ""      # of the training data; "" marks a fresh run, until `Run.__init__`
                                # has loaded the data
@@ -4158,7 +4231,7 @@ class State(Settings):
     def check(self):
         super().check()
         need(all(isinstance(name, str) for name in self.stops),
-             f"stops is {self.stops}, expected a list of names")
+             f"stops: expected a list of names, found {self.stops}")
         need_thinking(self.thinking)
         texts = {name: getattr(self, name) for name in ("template", "bos", "eos")}
         for name, text in (texts | {f"stops[{i}]": x for i, x in enumerate(self.stops)}).items():
@@ -4304,7 +4377,7 @@ def write_checkpoint(path, cfg, tokenizer, state, flat, moments=(), matrices="f3
 
 def meta_of(cfg, tokenizer, state, matrices):
     """The metadata of a checkpoint's file"""
-    meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)),
+    meta = {"format": "nanoeuler", "config": json.dumps(cfg.written()),
             "state": json.dumps(state.written()), "tokenizer": tokenizer.to_json(),
             "tokenizer_sha256": tokenizer.hash()}
     if matrices != "f32":                    # without an entry they are f32, as in older files
@@ -4357,6 +4430,7 @@ def open_checkpoint(path):
 def read_tensor(tensors, name):
     """A tensor of an open checkpoint in float32, checked to be finite"""
     x = tensors[name]
+    need_whole(x)
     if x.dtype == np.int8:
         found = from_int8(name, x, tensors[f"{name}_scale"])
     else:
@@ -4483,10 +4557,11 @@ class RunOptions(Settings):
         self.dtype = self.dtype or DTYPE
 
     def check(self):
-        need(self.dtype in self.dtypes,
-             f"dtype is {self.dtype}, expected {' or '.join(self.dtypes)}")
+        need_setting(self.dtype in self.dtypes, lambda spell:
+                     f"{spell('dtype')}: expected {' or '.join(self.dtypes)}, found {self.dtype}")
         super().check()
-        need("\0" not in self.data, f"data is {self.data!r}, expected a file name without NUL")
+        need_setting("\0" not in self.data, lambda spell:
+                     f"{spell('data')}: expected a file name without NUL, found {self.data!r}")
         return self
 
     @classmethod
@@ -4494,6 +4569,13 @@ class RunOptions(Settings):
         """Options with these settings, and with the defaults for all others."""
         options = cls(**settings).check()
         options.given = frozenset(settings)
+        return options
+
+    def changed(self, **settings):
+        """Options with these settings, and with the present ones for all others.  A copy by
+        `dataclasses.replace` would forget `given`."""
+        options = replace(self, **settings).check()
+        options.given = self.given | settings.keys()
         return options
 
 TEXT_HELP = ("text to train on, in UTF-8: files, folders, or patterns such as 'books/*.txt'; also "
@@ -4509,7 +4591,8 @@ class TextOptions(RunOptions):
     newlines: str = setting("", 0, 0, "unix: convert Windows line ends (CR LF) to LF and remove a "
                             "byte order mark; empty: keep the text as it is")
     minutes: float = setting(3.0, 0.01, 1e6, "minutes of training, over all resumed parts, "
-                             "without compilation; used if the number of steps is 0")
+                             "without the time to read data and compile kernels; used if the "
+                             "number of steps is 0")
     holdout: float = setting(0.1, 0.0001, 0.9, "fraction of the text, at its end, held out for "
                              "validation")
     cooldown: float = setting(0.0, 0, 1, "last fraction of the run, in which the learning rate "
@@ -4528,7 +4611,8 @@ class TextOptions(RunOptions):
     row_len: int = setting(0, 0, 1 << 17)    # tokens per row with --init; 0: the model's context
 
     def check(self):
-        need(self.newlines in ("", "unix"), f"--newlines is {self.newlines}, expected unix")
+        need_setting(self.newlines in ("", "unix"), lambda spell:
+                     f"{spell('newlines')}: expected unix, found {self.newlines}")
         return super().check()
 
 @dataclass
@@ -4548,16 +4632,17 @@ class OptimizerOptions(TextOptions):
 
     def check(self):
         super().check()
-        need(self.optimizer in ("adamw", "muon"), f"--optimizer is {self.optimizer}, expected "
-             f"adamw or muon")
+        need_setting(self.optimizer in ("adamw", "muon"), lambda spell:
+                     f"{spell('optimizer')}: expected adamw or muon, found {self.optimizer}")
         return self
 
     @classmethod
     def chosen(cls, **settings):
         optimizer = settings.get("optimizer", cls.optimizer)
         for name in MUON_SETTINGS:
-            need(optimizer != "adamw" or name not in settings,
-                 f"{name} is a setting of Muon; drop it, or use --optimizer muon")
+            need_setting(optimizer != "adamw" or name not in settings, lambda spell, name=name:
+                         f"{spell(name)} is a setting of Muon; drop it, or use "
+                         f"{spell('optimizer')} muon")
         return super().chosen(**cls.defaults_with.get(optimizer, {}) | settings)
 
 # The defaults of TextOptions were best for AdamW alone, and those of TrainOptions were best with
@@ -4606,16 +4691,17 @@ class Run(TrainingLoop):
     preset = "small"                         # the default preset
     begins_with, made_by = None, ""          # the default checkpoint to begin with, and its verb
     larger_data = ""                         # used instead of Options.data if it exists
+    length_flag = "--minutes"                # sets the length if --steps does not
     scope = "the whole held-out tail"        # of the final validation
     # the end of the note that the model overfits
     against_overfitting = "fewer --steps or --minutes, or more text"
     updating = False                         # True while an update changes the parameters
     pending_log = None                       # name of a log that is yet to replace an older one
+    log_file = None
 
     def __init__(self, out, start, options, engine=Model):
         """Prepares everything before the first step.  start: a Checkpoint of a run to resume, of a
         model to begin with, or of a shape alone (flat is None); engine: the class of the model"""
-        self.began = time.perf_counter() - start.state.elapsed     # --resume continues the clock
         self.out, self.options = out, options
         self.is_resumed = bool(start.state.options)      # `fresh` leaves options empty
         self.state = s = replace(start.state, options=options.written())
@@ -4638,9 +4724,7 @@ class Run(TrainingLoop):
             s.n_steps = max(s.step, self.data.steps)
 
         # The model: nothing is compiled until everything above has been checked
-        compiling = time.perf_counter()
         engine.ready(options)
-        self.began += time.perf_counter() - compiling    # --minutes do not include it
         flat = self.initial(cfg) if start.flat is None else start.flat
         self.model = engine(cfg, flat, start.moments, options)
         self.next = self.data.batches.take(s.step * self.B, self.B)
@@ -4665,9 +4749,9 @@ class Run(TrainingLoop):
             ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops"),
             *([("best model", best_path(self.out))] if o.keep_best else []), *self.sinks.rows])
         if steps and steps < o.warmup:
-            print(f"note: the run ends after {counted(steps, 'step')}, within its warm-up of "
-                  f"{o.warmup}, so the learning rate never falls; set a shorter one, for example "
-                  f"--warmup {steps // 10}", file=sys.stderr)
+            note(f"the run ends after {counted(steps, 'step')}, within its warm-up of "
+                 f"{o.warmup}, so the learning rate never falls; set a shorter one, for example "
+                 f"--warmup {steps // 10}")
 
     def rows_of_optimizer(self):
         """The optimizer's rows of the printed table"""
@@ -4771,9 +4855,8 @@ class Run(TrainingLoop):
         try:
             self.save(best)
         except WriteError as e:
-            print(f"note: step {self.state.step} is not saved: {printable(str(e))}; the run "
-                  f"continues and saves again in {counted(self.options.save_every, 'step')}",
-                  file=sys.stderr, flush=True)
+            note(f"step {self.state.step} is not saved: {e}; the run "
+                 f"continues and saves again in {counted(self.options.save_every, 'step')}")
 
     def continuation(self, n, prompt, temperature=Sampling.temperature):
         """The text sampled after a prompt's ids: up to n tokens, or up to the end token"""
@@ -4790,8 +4873,7 @@ class Run(TrainingLoop):
 
     def record(self, **values):
         line = json.dumps(values).encode() + b"\n"
-        self.log_file.write(line)
-        self.log_file.flush()
+        self.log_file.write(line)            # it keeps what it cannot write, see `Log`
         if not self.state.log_sha256:        # the same value as `log_identity`
             self.state.log_sha256 = hashlib.sha256(line).hexdigest()
         self.sinks.write(values, self)
@@ -4806,16 +4888,19 @@ class Run(TrainingLoop):
         elif os.path.exists(self.out):
             self.pending_log = free_log(self.log)
             if os.path.exists(self.log):
-                print(f"note: the log is {self.pending_log}; it replaces {self.log} when the first "
-                      f"checkpoint is saved", file=sys.stderr, flush=True)
+                note(f"the log is {self.pending_log}; it replaces {self.log} when the first "
+                     f"checkpoint is saved")
         else:
             keep_aside(self.log)
         return self.pending_log or self.log
 
     def open_log(self, path):
-        """Opens the log, also after a rename: some systems cannot rename an open file."""
-        self.log_file = self.closing_log.enter_context(open_log(path, self.state.step))
-        self.state.log_sha256 = log_identity(path)
+        """Opens the log, also after a rename: some systems cannot rename an open file.  Records
+        that could not be written yet move to the log that is opened."""
+        kept = self.log_file.kept if self.log_file else ()
+        self.log_file = self.closing_log.enter_context(open_log(path, self.state.step, kept))
+        if not kept:                         # else its first line may be one that was kept
+            self.state.log_sha256 = log_identity(path)
 
     def replace_log(self):
         """After the first save of this run, gives its log the final name, and so replaces the older
@@ -4844,29 +4929,43 @@ class Run(TrainingLoop):
     def go(self):
         """Trains from the current step to the last one or Ctrl-C, saves, and prints a summary."""
         s = self.state
-        with (contextlib.closing(self.sinks), contextlib.ExitStack() as self.closing_log,
-              signals_caught() as caught):
+        with (output_may_fail(), contextlib.closing(self.sinks),
+              contextlib.ExitStack() as self.closing_log, signals_caught() as caught):
             self.open_log(self.choose_log())
+            self.began = time.perf_counter() - s.elapsed         # --resume continues the clock
             try:
                 self.train(caught)
                 complete = s.n_steps is not None and s.step >= s.n_steps
                 final = self.validate_all() if complete else ""
                 overdone = self.compare_last() if complete else ""
                 self.save()
-            except (OSError, MemoryError):   # a closed pipe, a full disk: save, then report it
+                if not complete:             # for the training page; `open_log` removes it again
+                    self.log_file.write(json.dumps({"step": s.step, STOPPED: True}).encode()
+                                        + b"\n")
+            except (OSError, MemoryError):   # a closed pipe, a file cut short: save, then report it
                 if not self.updating:
                     self.save()
                 raise
+            finally:
+                self.log_file.end()
+            self.summarize(complete, final, overdone)
+
+    def summarize(self, complete, final, overdone):
+        """Prints how the run has ended, and what to do next."""
+        s = self.state
         if complete:
             print(f"\n{for_terminal(self.sample_text(160))}\n\nvalidation {final}, "
                   f"after {self.elapsed() / 60:.1f} minutes", flush=True)
             if overdone:
-                print(f"note: {overdone}{self.where_best_is()}", file=sys.stderr)
+                note(f"{overdone}{self.where_best_is()}")
+            if s.step < FEWEST_STEPS and not self.options.steps and not overdone:
+                note(f"{counted(s.step, 'step')} of training cannot teach a model much; use more "
+                     f"{self.length_flag}, or a smaller --batch")
             print_done(self.out, s, self.model)
         else:
             print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved.  Resume it with:"
                   f"\n    {typed(self.model.program)} {self.verb} --resume --out "
-                  f"{shlex.quote(self.out)}")
+                  f"{printable(shlex.quote(self.out))}")
 
 def saving_signals():
     """The signals that stop a run after its step: Ctrl-C, that of `kill`, and that of a terminal
@@ -4878,8 +4977,12 @@ def saving_signals():
 @contextlib.contextmanager
 def signals_caught():
     """Yields a list that collects `saving_signals`, so that the current step can finish.  A second
-    signal of the same kind has its default effect: it ends the process at once."""
+    signal of the same kind has its default effect: it ends the process at once.  Python delivers
+    signals to the main thread only, so in another thread the list stays empty."""
     caught = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
 
     def catch(number, frame):
         caught.append(number)
@@ -4897,8 +5000,9 @@ def signals_caught():
 
 # ---- start and resume
 def print_done(out, s, engine):
-    print(f"{out} is complete: {s.step:,} of {counted(s.n_steps or s.step, 'step')}.  "
-          f"Talk to it with:\n    {typed(engine.program)} {engine.talk} {shlex.quote(out)}")
+    advice = printable(f"{typed(engine.program)} {engine.talk} {shlex.quote(out)}")
+    print(f"{printable(out)} is complete: {s.step:,} of {counted(s.n_steps or s.step, 'step')}.  "
+          f"Talk to it with:\n    {advice}")
 
 LENGTH = {"steps", "minutes", "epochs"}
 # ENGINE_SETTINGS: settings that only some engines have.
@@ -4957,21 +5061,21 @@ def resumed(run, out, preset, file, chosen):
     if "seq_len" in asked and asked["seq_len"] == stored.get("row_len"):
         del asked["seq_len"]                 # with --init, it is the length of a row
     for name, value in (asdict(start.cfg) | asdict(old)).items():
-        need(name in FREE or asked.get(name, value) == value, f"{out} was started with {name} "
-             f"{value}, not {asked.get(name)}; drop the flag, or {NEW_RUN}")
+        need(name in FREE or asked.get(name, value) == value, f"{out} was started with "
+             f"{flag_of(name)} {value}, not {asked.get(name)}; drop the flag, or {NEW_RUN}")
     new_length = any(name in LENGTH and chosen[name] != getattr(old, name) for name in chosen)
     free = {name: value for name, value in chosen.items() if name in FREE}
     if new_length:
         free = {"steps": None, **free}       # old steps would override new minutes or epochs
-    options = replace(old, **free).check()
+    options = old.changed(**free)
     if new_length:
         done = start.state.step
         longer = not options.steps or options.steps > done
         if longer and start.state.n_steps and done >= start.state.n_steps:
-            print(f"note: {out} was complete after {counted(done, 'step')}; the run continues, and "
-                  f"the learning rate rises again", file=sys.stderr)
+            note(f"{out} was complete after {counted(done, 'step')}; the run continues, and "
+                 f"the learning rate rises again")
         n_steps = steps_planned(start.state, options) if "minutes" in chosen else None
-        start = start._replace(state=replace(start.state, n_steps=n_steps))
+        start = start._replace(state=replace(start.state, n_steps=n_steps, mtp_phase=ON))
     return start, options
 
 def steps_planned(state, options):
@@ -5007,8 +5111,8 @@ def from_weights(run, file):
     start = read_checkpoint(file, moments=False)
     s = start.state
     if issubclass(run, PreferenceLoop) and s.kind == "base":
-        print(f"note: {file} is a base model; run sft first to teach it to answer, because dpo "
-              f"only teaches which of two answers is better", file=sys.stderr)
+        note(f"{file} is a base model; run sft first to teach it to answer, because dpo "
+             f"only teaches which of two answers is better")
     need(s.eos in start.tokenizer.specials or not run.kind, f"{file} has no token {s.eos} to end a "
          f"response; start from another model")
     template = s.template
@@ -5031,20 +5135,18 @@ def fit_shape(file, cfg, shape, settings):
     """For `train --init`: the model keeps its shape.  --seq-len sets the length of a row, and
     extends the context if it is longer."""
     for name in shape.keys() - {"seq_len"}:
-        need(shape[name] == getattr(cfg, name), f"{file} has {name} {getattr(cfg, name)}, not "
-             f"{shape[name]}; drop the flag, or drop --init")
+        need(shape[name] == getattr(cfg, name), f"{file} has {flag_of(name)} {getattr(cfg, name)}, "
+             f"not {shape[name]}; drop the flag, or drop --init")
     settings["row_len"] = shape.get("seq_len", min(cfg.seq_len, LONGEST_ROW))
     shape["seq_len"] = max(cfg.seq_len, settings["row_len"])
 
 def need_memory(cfg):
     """Rejects a model that cannot fit: a run needs at least the parameters, the gradient and two
     moments, all in float32.  The vocabulary does not count, as a short text makes it smaller."""
-    n, there = n_params(replace(cfg, vocab_size=1)), math.inf
-    with contextlib.suppress(AttributeError, ValueError, OSError):   # not a POSIX system
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    need(16 * n <= there, f"training {n:,} parameters needs {16 * n / 2**30:,.0f} GiB of memory, "
-         f"this machine has {there / 2**30:,.0f} GiB; choose a smaller --n-layer, --n-embd or "
-         f"--n-hidden")
+    n, there = n_params(replace(cfg, vocab_size=1)), most_memory()
+    need(16 * n <= there, f"training {n:,} parameters needs {16 * n / 2**30:,.1f} GiB of memory, "
+         f"this machine or container has {there / 2**30:,.1f} GiB; choose a smaller --n-layer, "
+         f"--n-embd or --n-hidden")
 
 SLOW_ON_CPU = 30_000_000     # parameters; larger models get a note
 
@@ -5069,9 +5171,9 @@ def note_slow_run(cfg, options):
     else:
         steps = 60 * options.minutes / seconds
         length = f"{options.minutes:g} minutes allow about {steps:,.0f} steps"
-    print(f"note: {n:,} parameters are many for a CPU: a step takes about {seconds:,.1f} s, so "
-          f"{length}, but a useful model needs thousands of steps; train on a GPU with "
-          f"nanoeuler_cuda.py, or choose the preset small or big", file=sys.stderr, flush=True)
+    note(f"{n:,} parameters are many for a CPU: a step takes about {seconds:,.1f} s, so "
+         f"{length}, but a useful model needs thousands of steps; train on a GPU with "
+         f"nanoeuler_cuda.py, or choose the preset small or big")
 
 def need_data(path, out):
     """Rejects a path that is not a file, before anything is compiled."""
@@ -5102,6 +5204,9 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
               for name, x in chosen.items()}             # 0 means None
     if "data" in chosen:                     # a named path must exist as it is
         if not isinstance(chosen["data"], str):
+            for name in chosen["data"]:      # a line end separates the names
+                need("\n" not in name, f"--data: expected file names without line ends, found "
+                     f"{name!r:.80}; rename the file, or name its folder")
             chosen["data"] = "\n".join(chosen["data"])
         run.need_data(chosen["data"], out)
     lock = lock or alone
@@ -5199,7 +5304,7 @@ def training_kernels(dtype):
 
 def compile_kernels(dtype=DTYPE):
     """`compile`: compiles the kernels for training in this dtype and for chat."""
-    need(dtype in PRECISIONS, f"--dtype is {dtype}, expected {' or '.join(PRECISIONS)}")
+    need(dtype in PRECISIONS, f"--dtype: expected {' or '.join(PRECISIONS)}, found {dtype}")
     fill_cache(training_kernels(dtype))
 
 # ==== 13 Command line ====
@@ -5264,7 +5369,7 @@ def out(default):
 def flag(f, default):
     """A setting as a flag.  A flag that is not given is absent from the result, because --resume
     compares only the settings that are given."""
-    name, text = "--" + f.name.replace("_", "-"), f.metadata["help"]
+    name, text = flag_of(f.name), f.metadata["help"]
     if f.type is list:
         return arg(name, type=as_text, action="append", metavar=f.metadata.get("metavar", "TEXT"),
                    default=argparse.SUPPRESS,
@@ -5301,7 +5406,10 @@ class Parser(argparse.ArgumentParser):
         for pattern, plain in PLAIN_ERRORS:
             said = re.sub(f"(?s){pattern}", plain, said, count=1)
         if message.startswith("argument preset: invalid choice"):
+            [found] = re.findall(r"invalid choice: '(.*?)' \(", message) or [""]
             said += "; name a text file with --data"
+            if os.path.exists(found):
+                said = f"{found} is a file; did you mean --data {shlex.quote(found)}?"
         raise UserError(f"{said}; see {self.prog} --help")
 
     def need_flags(self, argv):
@@ -5348,7 +5456,7 @@ def parse(verbs, text, argv):
     root = Parser(description=text)
     root.add_argument("--version", action="version", version=f"nanoeuler {__version__}")
     parsers = root.add_subparsers(required=True, metavar="VERB")
-    add_verbs(parsers, verbs, chosen=[word for word in argv if word != "--"][:1])
+    add_verbs(parsers, verbs, chosen=argv[:1])
     verb = parsers.choices.get(argv[0])
     near = difflib.get_close_matches(argv[0], parsers.choices, n=1, cutoff=0.7)
     if not verb and any(argv[0] == name for name, *_ in VERBS):      # asked of nanoeuler_cuda.py
@@ -5379,7 +5487,9 @@ PACKAGES = {"gguf": "gguf>=0.19,<0.20", "huggingface_hub": "huggingface_hub>=2.4
             "wandb": "wandb>=0.19"}
 
 def problem(e):
-    """The cause of an error and its remedy, in one line"""
+    """The cause of an error and its remedy, in one line.  Settings are named as flags."""
+    if isinstance(e, SettingError):
+        return e.message(flag_of)
     if isinstance(e, ModuleNotFoundError):   # nanoeuler_parts, or an optional package
         if e.name.startswith("nanoeuler_parts"):
             return "expected the folder nanoeuler_parts beside nanoeuler.py, found none"
@@ -5451,10 +5561,15 @@ INIT = arg("--init", dest="file", type=model_name, default=argparse.SUPPRESS,
 def train_verb(add):
     add(partial(launch_training, Run),
         arg("preset", nargs="?", choices=list(PRESETS), help="size of a new model; omitted: small"),
+        arg("--preset", dest="named", choices=list(PRESETS), metavar="PRESET",
+            help="the same as a flag, as nanoeuler_cuda.py has it"),
         INIT, out("nanoeuler.bin"), *RUN, settings=fields(TrainOptions), shape=SHAPE)
 
-def launch_training(run, preset=None, data=(), **chosen):
-    """`train`.  A preset may follow the names after --data, where argparse takes it for a name."""
+def launch_training(run, preset=None, data=(), named=None, **chosen):
+    """`train`.  A preset may follow the names after --data, where argparse takes it for a name.
+    named: the preset given by its flag"""
+    need(not (preset and named), f"expected one preset, found {preset} and {named}; drop one")
+    preset = preset or named
     if data and data[-1] in PRESETS and not preset and not os.path.exists(data[-1]):
         *data, preset = data
     launch(run, preset=preset, **chosen, **({"data": data} if data else {}))
@@ -5484,9 +5599,14 @@ if not nanoeuler_parts:
     tile, rows_tile, pack = plain_tile, plain_rows_tile, plain_pack
 
     def use_threads(asked):
-        print("note: without the folder nanoeuler_parts, only one thread and float32 are used",
-              file=sys.stderr)
+        note("without the folder nanoeuler_parts, only one thread and float32 are used")
         set_num_threads(1)
+
+    def fewer_threads():
+        """Does nothing: there is only one."""
+
+    def most_memory():
+        return math.inf
 
     def tile_width(dtype):
         return TILE_BYTES // np.dtype(dtype).itemsize
@@ -5575,6 +5695,8 @@ if not nanoeuler_parts:
     class WriteError(UserError):
         """A file cannot be written.  A later attempt may succeed."""
 
+    output_may_fail = contextlib.nullcontext
+
     def write_tensors(path, meta, tensors, remedy, of_uint16=""):
         """Writes {name: array}, metadata {name: text} and their SHA-256 to a safetensors file"""
         no_hash, start = "0" * 64, 0         # zeros stand for the checksum while it is computed
@@ -5610,6 +5732,8 @@ if not nanoeuler_parts:
 
     def release_pages(x):
         """Does nothing: the file was read, and not memory-mapped."""
+
+    need_whole = release_pages
 
     def need_finite(name, x):
         need(np.isfinite(x).all(), f"expected finite numbers in {name}, found NaN or infinity")
@@ -5648,6 +5772,8 @@ if not nanoeuler_parts:
     def alone(out):
         return contextlib.nullcontext("")
 
+    STOPPED = "stopped"
+
     def log_path(out, data):
         return f"{out.removesuffix('.bin')}.jsonl"
 
@@ -5668,8 +5794,10 @@ if not nanoeuler_parts:
     def restore_log(log, identity):
         pass
 
-    def open_log(path, step):
-        return open(path, "ab")
+    @contextlib.contextmanager
+    def open_log(path, step, kept=()):
+        with open(path, "ab", buffering=0) as f:
+            yield SimpleNamespace(write=f.write, kept=(), end=lambda: None)
 
     class Sinks:
         rows = ()

@@ -304,7 +304,7 @@ def test_a_run_in_bfloat16_goes_on_to_the_same_bits(elsewhere, text, tmp_path, c
     first = ne.read_checkpoint("parts.bin")
     assert first.state.options["dtype"] == "bf16" and first.flat.dtype == np.float32
     refused(capsys, "train", "--resume", "--steps", 12, "--out", "parts.bin", "--dtype", "f32",
-            words=["parts.bin was started with dtype bf16, not f32"])
+            words=["parts.bin was started with --dtype bf16, not f32"])
     run("train", "--resume", "--steps", 12, "--out", "parts.bin")
     plain = told("train", "--steps", 12, "--out", "plain.bin", "--data", text, "--dtype", "f32",
                  "--mtp-until", 1, *FAST)
@@ -318,7 +318,7 @@ def test_a_run_in_bfloat16_goes_on_to_the_same_bits(elsewhere, text, tmp_path, c
 
 def test_a_type_there_is_not_is_refused(elsewhere, text, capsys):
     refused(capsys, "train", "--data", text, "--dtype", "f16", *FAST,
-            words=["dtype is f16, expected f32 or bf16"])
+            words=["--dtype: expected f32 or bf16, found f16"])
 
 
 def test_runs_of_the_spread_begin_apart(text, monkeypatch):

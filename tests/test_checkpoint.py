@@ -50,7 +50,7 @@ def test_a_file_says_zero_for_none():
     options = ne.TrainOptions(steps=0, micro_batch=0).check()
     assert options.steps is options.micro_batch is None
     assert (options.written()["steps"], options.written()["micro_batch"]) == (0, 0)
-    with pytest.raises(ne.UserError, match="n_steps is False, expected int"):
+    with pytest.raises(ne.UserError, match="n_steps: expected a whole number, found False"):
         ne.State(n_steps=False).check()
 
 
@@ -72,7 +72,7 @@ def test_each_number_of_a_file_has_the_type_of_its_field():
     state = ne.State(elapsed=3, bits_per_byte=2, best=0).check()
     assert [repr(x) for x in (state.elapsed, state.bits_per_byte, state.best)] == [
         "3.0", "2.0", "None"]
-    with pytest.raises(ne.UserError, match="n_layer is 1.0, expected int"):
+    with pytest.raises(ne.UserError, match="n_layer: expected a whole number, found 1.0"):
         ne.Config(n_layer=1.0).check()
 
 
@@ -592,7 +592,7 @@ def test_no_token_from_outside_reads_beyond_the_table(checkpoint):
     c = ne.read_checkpoint(str(checkpoint))
     decoder = ne.Decoder(c.cfg, c.flat)
     for token in (-1, c.cfg.vocab_size, 1 << 40):
-        with pytest.raises(ne.UserError, match=f"0 to {c.cfg.vocab_size - 1}, got {token}$"):
+        with pytest.raises(ne.UserError, match=f"0 to {c.cfg.vocab_size - 1}, found {token}$"):
             decoder.step(token)
     assert decoder.tokens == []
 

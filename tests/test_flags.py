@@ -2,6 +2,7 @@
 import os
 import re
 import shutil
+import subprocess
 import sys
 
 import numpy as np
@@ -50,12 +51,13 @@ def test_flags_that_are_no_numbers(flags, elsewhere, capsys):
 
 @pytest.mark.parametrize("flags, words", [
     (["--lr", "0.5"], ["lr", "0.5"]), (["--batch", "128"], ["batch", "128", "64"]),
-    (["--seq-len", "32"], ["seq_len", "32", "16"]), (["--n-mtp", "1"], ["n_mtp"]),
-    (["--vocab-size", "300"], ["vocab_size"]), (["--seed", "7"], ["seed", "7"]),
-    (["--n-layer", "2"], ["n_layer 4, not 2"]), (["--n-embd", "64"], ["n_embd 128, not 64"]),
-    (["--n-head", "2"], ["n_head 4, not 2"]), (["--n-kv-head", "4"], ["n_kv_head 2, not 4"]),
-    (["--head-dim", "16"], ["head_dim 32, not 16"]), (["--n-hidden", "8"], ["n_hidden 344, not 8"]),
-    (["--tie-embeddings"], ["tie_embeddings False, not True"])])
+    (["--seq-len", "32"], ["--seq-len", "32", "16"]), (["--n-mtp", "1"], ["--n-mtp"]),
+    (["--vocab-size", "300"], ["--vocab-size"]), (["--seed", "7"], ["seed", "7"]),
+    (["--n-layer", "2"], ["--n-layer 4, not 2"]), (["--n-embd", "64"], ["--n-embd 128, not 64"]),
+    (["--n-head", "2"], ["--n-head 4, not 2"]), (["--n-kv-head", "4"], ["--n-kv-head 2, not 4"]),
+    (["--head-dim", "16"], ["--head-dim 32, not 16"]),
+    (["--n-hidden", "8"], ["--n-hidden 344, not 8"]),
+    (["--tie-embeddings"], ["--tie-embeddings False, not True"])])
 def test_changed_flags_on_resume(flags, words, copy, monkeypatch, capsys):
     monkeypatch.chdir(copy)
     before = (copy / "nanoeuler.bin").read_bytes()
@@ -83,7 +85,8 @@ def test_a_model_of_any_shape(text, elsewhere, capsys):
 @pytest.mark.parametrize("flags, word", [
     (["--n-embd", 65536, "--n-layer", 4096], "choose a smaller --n-layer"),
     (["--tie-embeddings", 3], "3"), (["--n-layers", 3], "did you mean --n-layer?"),
-    (["--n-head", 6, "--n-kv-head", 4], "n_head is 6, expected a multiple of n_kv_head, 4")])
+    (["--n-head", 6, "--n-kv-head", 4],
+     "--n-head: expected a multiple of --n-kv-head, 4, found 6")])
 def test_a_shape_that_no_model_has(flags, word, text, elsewhere, capsys):
     refused(capsys, "train", "--data", text, "--steps", 1, *flags, words=[word])
     assert os.listdir() == []
@@ -297,7 +300,7 @@ def test_compile_is_told_for_which_runs(capsys, monkeypatch):
         assert ne.main(["compile", "--dtype", dtype]) == 0
     assert asked == ["compile_gradient('f32')", "compile_gradient('bf16')"]
     assert ne.main(["compile", "--dtype", "f16"]) == 2
-    assert "--dtype is f16, expected f32 or bf16" in capsys.readouterr().err
+    assert "--dtype: expected f32 or bf16, found f16" in capsys.readouterr().err
 
 
 def test_threads_are_as_many_as_asked_for(capsys, monkeypatch):
@@ -309,7 +312,7 @@ def test_threads_are_as_many_as_asked_for(capsys, monkeypatch):
         assert ne.main(["compile", *flags]) == 0
     assert counts == [1, most]
     assert ne.main(["compile", "--threads", f"{most + 1}"]) == 2 and len(counts) == 2
-    assert f"--threads is {most + 1}, expected 0 to {most}" in capsys.readouterr().err
+    assert f"--threads: expected 0 to {most}, found {most + 1}" in capsys.readouterr().err
 
 
 def test_a_help_text_names_only_flags_of_its_verb():
@@ -356,3 +359,85 @@ def test_no_more_threads_than_may_be_kept_busy(monkeypatch):
     monkeypatch.setattr("nanoeuler_parts.machine.threads.physical_cores", lambda: 2)
     use_threads(0)
     assert get_num_threads() == 1
+
+
+@pytest.mark.parametrize("argv, line", [
+    (["generate", "a", "--top-p", 2], "--top-p: expected 0 to 1, found 2"),
+    (["generate", "a", "--temperature", 1e6], "--temperature: expected 0 to 100, found 1000000"),
+    (["generate", "a", "--repeat-last-n", -2], "--repeat-last-n: expected -1 or more, found -2"),
+    (["train", "--steps", -5], "--steps: expected 0 or more, found -5"),
+    (["train", "--minutes", 1e7], "--minutes: expected 0.01 to 1000000, found 10000000"),
+    (["train", "--head-dim", 7], "--head-dim: expected an even number, found 7"),
+    (["train", "--newlines", "dos"], "--newlines: expected unix, found dos")])
+def test_a_setting_is_named_as_it_is_typed(argv, line, capsys):
+    assert refused(capsys, *argv) == f"nanoeuler: {line}"
+
+
+def test_python_names_a_setting_as_its_field():
+    with pytest.raises(ne.UserError, match=r"^top_p: expected 0 to 1, found 2$"):
+        ne.Sampling(top_p=2.0).check()
+
+
+def test_every_setting_of_every_verb_is_named_by_its_flag(capsys):
+    """Each number field of the settings, below its range"""
+    for verb, options in (("train", ne.TrainOptions), ("chat", ne.ChatSampling),
+                          ("generate", ne.Sampling)):
+        for f in ne.fields(options):
+            if f.metadata.get("help") and ne.type_of(f) in (int, float):
+                low, _ = f.metadata["range"]
+                below = low - 1 if ne.type_of(f) is int else low - abs(low) - 1
+                prompt = ["a"] if verb == "generate" else []
+                line = refused(capsys, verb, *prompt, f"{ne.flag_of(f.name)}={below}")
+                assert line.startswith(f"nanoeuler: {ne.flag_of(f.name)}: expected "), line
+                assert "e+" not in line
+
+
+def test_a_text_in_place_of_a_preset(text, elsewhere, capsys):
+    (elsewhere / "s t.txt").write_bytes(text.read_bytes())
+    refused(capsys, "train", "s t.txt", words=["did you mean --data 's t.txt'?"])
+    refused(capsys, "train", "huge", words=["expected one of", "name a text file with --data"])
+
+
+def test_a_preset_may_be_a_flag(monkeypatch, capsys):
+    found = []
+    monkeypatch.setattr(ne, "launch", lambda run, preset, **chosen: found.append(preset))
+    for argv in (["big"], ["--preset", "big"], []):
+        assert ne.main(["train", *argv, "--threads", "1"]) == 0
+    assert found == ["big", "big", None]
+    refused(capsys, "train", "big", "--preset", "small", words=["expected one preset, found big"])
+
+
+def test_a_name_with_a_line_end_is_no_two_names(elsewhere, capsys):
+    (elsewhere / "a").write_text("to be", encoding="utf-8")
+    (elsewhere / "b").write_text("or not", encoding="utf-8")
+    refused(capsys, "train", "--data", "a\nb", words=["without line ends", "'a\\nb'"])
+
+
+def test_a_resumed_run_knows_what_was_given():
+    old = ne.TrainOptions.chosen(warmup=3, steps=5)
+    new = old.changed(minutes=2.0)
+    assert new.given == {"warmup", "steps", "minutes"} and (new.warmup, new.minutes) == (3, 2.0)
+
+
+def test_a_default_beside_the_program_is_no_file_of_this_folder(elsewhere, capsys):
+    """Only the default --data may lie beside the program."""
+    assert (ROOT / "data/everyday.py").exists()
+    refused(capsys, "train", "--data", "data/everyday.py", words=["data/everyday.py: No such file"])
+    of = ne.Run.data_path                    # also of a run that is resumed
+    assert of(ne.TrainOptions(data="data/everyday.py")) == "data/everyday.py"
+    assert of(ne.TrainOptions()) == str(ROOT / "data/shakespeare.txt")
+    (elsewhere / "data").mkdir()
+    (elsewhere / "data/shakespeare.txt").write_text("mine", encoding="utf-8")
+    assert of(ne.TrainOptions()) == "data/shakespeare.txt"
+    assert ne.beside_program("none.txt") == "none.txt"
+
+
+@pytest.mark.parametrize("program", sorted(
+    str(path.relative_to(ROOT)) for path in ROOT.glob("data/get_*.py")) + ["bench/make_tour.py"])
+def test_help_needs_no_package(program):
+    code = ("import runpy, sys; sys.modules.update(dict.fromkeys(['duckdb', 'pooch', 'tqdm', "
+            "'huggingface_hub'])); sys.path.insert(0, 'data'); sys.argv[:] = sys.argv[1:]; "
+            "runpy.run_path(sys.argv[0], run_name='__main__')")
+    result = subprocess.run([sys.executable, "-c", code, program, "--help"], cwd=ROOT,
+                            capture_output=True, encoding="utf-8")
+    assert result.returncode == 0 and result.stdout.startswith("usage:"), result.stderr

@@ -192,3 +192,30 @@ def test_the_header_is_checked_as_in_a_whole_read(here):
     (86_400, "1 day"), (200_000, "2 days"), (400 * 86_400, "1 year")])
 def test_an_age_has_one_unit(seconds, said):
     assert age(seconds) == said
+
+
+def test_a_model_of_any_name_is_found(here):
+    """`train --out z1` writes z1."""
+    write("z1", 5, step=9)
+    write("lr0.006", 9)
+    write("old.bin", 20)
+    (here / "notes").write_text("x" * 5000, encoding="utf-8")
+    (here / "run.jsonl").write_text("{}\n" * 5000, encoding="utf-8")
+    write("z1.123.tmp", 1)                   # a save of another process that has not ended
+    assert files() == ["z1", "lr0.006", "old.bin", ne.BUNDLED]
+    assert ne.newest_model() == "z1"
+
+
+def test_a_folder_with_the_bundled_model_alone_is_not_empty(here):
+    assert "no checkpoint found here" in told("list")
+    assert "no checkpoint found here" not in told("list", here.parent / "data")
+
+
+def test_info_on_half_a_file_says_what_its_header_says(here, capsys):
+    path = write("a.bin", kind="chat", step=3)
+    path.write_bytes(path.read_bytes()[:-500])
+    refused(capsys, "info", path, words=["the file is incomplete or damaged (found"])
+    capsys.readouterr()
+    ne.main(["info", str(path), "--threads", "1"])
+    said = capsys.readouterr().out
+    assert "chat" in said and f"{ne.n_params(TINY):,}" in said and "incomplete" in said

@@ -1,4 +1,5 @@
 """Muon against torch.optim.Muon and against singular values; equal bits for any threads; runs."""
+import json
 import math
 import os
 import signal
@@ -231,7 +232,7 @@ def test_a_run_goes_on_to_the_same_bits(dtype, elsewhere, text, tmp_path, capsys
         run("train", "--out", "parts.bin", "--optimizer", "muon", *flags)
     assert ne.read_checkpoint("parts.bin").state.step == 6
     refused(capsys, "train", "--resume", "--out", "parts.bin", "--muon-lr", 0.1,
-            words=["parts.bin was started with muon_lr 0.02, not 0.1"])
+            words=["parts.bin was started with --muon-lr 0.02, not 0.1"])
     run("train", "--resume", "--out", "parts.bin")
     whole, parts = (outcome(tmp_path, name) for name in ("whole", "parts"))
     assert whole.step == 12 and whole == parts
@@ -278,7 +279,7 @@ def test_each_optimizer_has_its_defaults(elsewhere, text, capsys):
     o = ne.TrainOptions.chosen(seed=3)
     assert (o.optimizer, o.lr, o.floor, o.warmup, o.weight_decay) == ("muon", 4e-3, 0, 25, 0.1)
     refused(capsys, "train", "--data", text, "--optimizer", "adamw", "--momentum", 0.9, *FAST,
-            words=["momentum is a setting of Muon; drop it, or use --optimizer muon"])
+            words=["--momentum is a setting of Muon; drop it, or use --optimizer muon"])
 
 
 def test_when_the_auxiliary_heads_are_off():
@@ -294,6 +295,23 @@ def test_when_the_auxiliary_heads_are_off():
     for run.state.step in range(10):
         off.append(run.heads_are_off())
     assert off == [False] * 3 + [True] * 6 + [False]
+
+
+def test_a_phase_of_the_auxiliary_heads_does_not_return():
+    """A run by the clock is planned again and again.  A longer plan switches nothing back."""
+    class Part(ne.TrainingLoop):
+        def __init__(self):
+            self.options, self.state = ne.TrainOptions(), ne.State()
+
+    run, found = Part(), []
+    for run.state.step, run.state.n_steps in (
+            (2, 10), (3, 10), (4, 20), (5, 1000), (8, 10), (9, 10), (10, 30), (11, None)):
+        found.append(run.heads_are_off())
+    assert found == [False, True, True, True, True, False, False, False]
+    again = Part()                           # --resume reads the state
+    again.state = ne.State(**json.loads(json.dumps(run.state.written())))
+    again.state.step, again.state.n_steps = 12, 30
+    assert not again.heads_are_off()
 
 
 @pytest.mark.parametrize("weight", [[1.0, 0.0], [0.0, 0.0], [0.5, 0.25]])
@@ -313,7 +331,7 @@ def test_heads_without_weight_take_no_part(weight):
 
 def test_an_optimizer_there_is_not_is_refused(elsewhere, text, capsys):
     refused(capsys, "train", "--data", text, "--optimizer", "sgd", *FAST,
-            words=["--optimizer is sgd, expected adamw or muon"])
+            words=["--optimizer: expected adamw or muon, found sgd"])
 
 
 # ---- checkpoints

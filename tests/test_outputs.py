@@ -8,11 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from helpers import (
     FAST,
     ROOT,
+    after_each_step,
     before_each_step,
     command,
     complains,
@@ -30,6 +32,9 @@ from nanoeuler_parts.files.logs import lock as lock_file
 from nanoeuler_parts.files.logs import (
     alone, log_identity, log_path, numbered_logs, open_log, read_log,
 )
+from nanoeuler_parts.files.safetensors import blocks_of, need_finite, write_tensors
+from nanoeuler_parts.files.writing import replacing
+from nanoeuler_parts.serve.runs import Runs
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 
@@ -681,3 +686,213 @@ def test_a_terminal_that_knows_ascii_only(text, tmp_path):
     said = ok(nanoeuler("train", "--data", text, "--steps", 4, "--eval-every", 2, *FAST, env=env,
                         cwd=tmp_path))
     assert "?" in said
+
+
+# ---- a full disk
+class FullLog:
+    """Stands in for os.write: for some steps of a run, a log cannot be written"""
+
+    def __init__(self, patch, first, last, partly=0):
+        self.is_full, self.write = False, os.write
+        patch.setattr(os, "write", self)
+        after_each_step(patch, lambda run: setattr(
+            self, "is_full", first <= run.state.step <= last))
+        self.partly = partly
+
+    def __call__(self, fd, data):
+        if not self.is_full or not data.startswith(b'{"step"'):
+            return self.write(fd, data)
+        if self.partly:
+            return self.write(fd, data[:self.partly])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("partly", [0, 7])
+@pytest.mark.parametrize("first", [1, 3])
+def test_a_log_on_a_full_disk_is_written_later(first, partly, text, elsewhere, monkeypatch, capsys):
+    """The run continues, says so once, and its log is as it would have been."""
+    start = ["train", "--data", text, "--steps", 8, "--eval-every", 3, *FAST]
+    run(*start, "--out", "whole.bin")
+    FullLog(monkeypatch, first, 5, partly)
+    capsys.readouterr()
+    run(*start, "--out", "full.bin")
+    said = capsys.readouterr().err
+    assert said.count("cannot write full.jsonl: No space left on device; the run continues") == 1
+    whole, full = (outcome(elsewhere, name) for name in ("whole", "full"))
+    assert whole == full
+    state = ne.read_checkpoint("full.bin").state
+    assert state.log_sha256 == log_identity("full.jsonl")
+    assert "missing" not in said
+
+
+def test_records_that_are_lost_are_counted(text, elsewhere, monkeypatch, capsys):
+    FullLog(monkeypatch, 3, 9)
+    run("train", "--data", text, "--steps", 5, *FAST)
+    said = capsys.readouterr().err
+    lost = len(read_log("nanoeuler.jsonl"))
+    assert lost == 2 and "records of the run that are missing in it: 4" in said
+    assert ne.read_checkpoint("nanoeuler.bin").state.step == 5
+
+
+def test_a_run_goes_on_if_its_output_is_on_a_full_disk(text, elsewhere, monkeypatch, capsys):
+    """Standard output of `train > file`, which cannot be written from a step on"""
+    def fill(run):
+        if run.state.step == 2:
+            sys.stdout.stream = full
+
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        after_each_step(monkeypatch, fill)
+        run("train", "--data", text, "--steps", 5, *FAST)
+    said = capsys.readouterr().err
+    assert said.count("cannot write standard output: No space left on device") == 1
+    assert ne.read_checkpoint("nanoeuler.bin").state.step == 5
+
+
+def test_a_reader_that_has_gone_still_ends_a_run(text, elsewhere, monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    def leave(run):
+        if run.state.step == 1:
+            sys.stdout.stream = Gone()
+
+    after_each_step(monkeypatch, leave)
+    monkeypatch.setattr(os, "dup2", lambda *fds: None)
+    assert ne.main(["train", "--data", str(text), "--steps", "9", *FAST]) == 0
+    assert ne.read_checkpoint("nanoeuler.bin").state.step == 5       # the first printed one
+
+
+@pytest.mark.parametrize("verb", ["plot", "generate"])
+def test_an_error_of_a_write_names_the_file(verb, copy, monkeypatch, capsys):
+    """Of any verb that writes an open file"""
+    monkeypatch.chdir(copy)
+    (copy / "p.jsonl").write_text('"to be"\n' * 3, encoding="utf-8")
+    if verb == "plot":
+        pytest.importorskip("matplotlib")
+        from matplotlib.figure import Figure
+        argv = ["plot", "nanoeuler.jsonl"]
+
+        def fails(figure, path, **options):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(Figure, "savefig", fails)
+        name = "loss.png"
+    else:
+        name = "answers.jsonl"
+        argv = ["generate", "--file", "p.jsonl", "--out", name, "--tokens", 2]
+        monkeypatch.setattr(json, "dumps", dumps_then_full)
+    line = refused(capsys, *argv)
+    assert name in line and "No space left on device" in line and "a file:" not in line
+
+
+def dumps_then_full(value, **options):
+    if isinstance(value, dict) and value.get("answers"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return json_dumps(value, **options)
+
+
+json_dumps = json.dumps
+
+
+def test_a_run_that_was_stopped_says_so_in_its_log(text, elsewhere, monkeypatch):
+    """For the training page, until it is resumed"""
+    def stop(run):
+        if run.state.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        before_each_step(patch, stop)
+        run("train", "--data", text, "--steps", 6, *FAST)
+    assert read_log("nanoeuler.jsonl")[-1] == {"step": 4, "stopped": True}
+    assert Runs(elsewhere).listed()[0]["stopped"] is True
+    run("train", "--resume")
+    assert not any("stopped" in r for r in read_log("nanoeuler.jsonl"))
+    assert "stopped" not in Runs(elsewhere).listed()[0]
+
+
+def test_an_input_that_is_cut_short_is_not_taken_for_the_output(checkpoint, tmp_path):
+    c = ne.open_checkpoint(str(checkpoint))
+    os.truncate(checkpoint, 8192)
+    with pytest.raises(OSError, match="cut short") as e:
+        write_tensors(str(tmp_path / "out.bin"), {}, c.tensors, "free disk space")
+    assert e.value.filename == str(checkpoint) and not [*tmp_path.glob("out*")]
+
+
+# ---- a mapped file that becomes shorter
+def test_tokens_that_are_cut_short_end_a_run_with_a_message(text, elsewhere, monkeypatch, capsys):
+    """SIGBUS would end it without one.  The last step is saved, and --resume reads the text anew.
+    """
+    shutil.copy(text, "text.txt")
+    monkeypatch.setattr("nanoeuler_parts.files.texts.LARGE", 1000)
+    start = ["train", "--data", "text.txt", "--steps", 6, *FAST]
+    run(*start, "--out", "whole.bin")        # writes the cache
+    cache, = elsewhere.glob("text.txt.*.tokens")
+
+    def cut(run):
+        if run.state.step == 3:
+            os.truncate(cache, 4096)
+
+    with monkeypatch.context() as patch:
+        before_each_step(patch, cut)
+        refused(capsys, *start, "--out", "cut.bin", words=[
+            cache.name, "expected ", "bytes, found 4,096, as the file was cut short"])
+    assert ne.read_checkpoint("cut.bin").state.step in (3, 4)
+    run("train", "--resume", "--out", "cut.bin")
+    assert outcome(elsewhere, "cut").arrays == outcome(elsewhere, "whole").arrays
+
+
+def test_a_checkpoint_that_is_cut_short_while_it_is_read(checkpoint):
+    c = ne.open_checkpoint(str(checkpoint))
+    os.truncate(checkpoint, 8192)
+    first, *_ = c.tensors.values()
+    for read in (lambda: ne.params_in(c).wte[0], lambda: need_finite("wte", first),
+                 lambda: [*blocks_of(first)]):
+        with pytest.raises((OSError, ne.UserError), match="cut short"):
+            read()
+
+
+# ---- temporary files
+def test_a_leftover_of_a_killed_process_is_removed(tmp_path):
+    """It is no longer locked.  One that is in use, a fresh one, and the user's files stay."""
+    out, now = tmp_path / "a.bin", time.time()
+    names = ["a.bin.1.tmp", "a.bin.2.tmp", "a.bin.3.tmp", "a.bin.mine.tmp", "b.bin.1.tmp"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+        os.utime(tmp_path / name, (now - 100, now - 100))
+    os.utime(tmp_path / "a.bin.3.tmp", (now, now))
+    with open(tmp_path / "a.bin.2.tmp", "rb+") as f:
+        assert lock_file(f)
+        with replacing(str(out), "") as temporary, open(temporary, "wb") as written:
+            written.write(b"new")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.bin", *names[1:]}
+    assert out.read_bytes() == b"new"
+
+
+# ---- untrusted names at a terminal
+class Tty(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_no_name_and_no_prompt_controls_a_terminal(text, elsewhere, monkeypatch):
+    """ESC in the names of texts, folders and checkpoints, in prompts, and in what is generated"""
+    bad = "a\x1b[2J\x9b31m"
+    shutil.copy(text, f"{bad}.txt")
+    os.mkdir(bad)
+    shutil.copy(text, f"{bad}/{bad}")
+    monkeypatch.setattr("nanoeuler_parts.files.texts.LARGE", 1000)
+    said = Tty(), Tty()
+    monkeypatch.setattr(sys, "stdout", said[0])
+    monkeypatch.setattr(sys, "stderr", said[1])
+    few = ["--steps", "2", *FAST]
+    for argv in (["train", "--data", f"{bad}.txt", "--out", f"{bad}.bin", *few],
+                 ["train", "--data", bad, "--out", f"{bad}2.bin", *few],
+                 ["train", "--data", f"{bad}.txt", "--out", f"{bad}.bin", *few],
+                 ["train", "--data", f"{bad}none", *few], ["list"], ["info"],
+                 ["generate", f"to {bad}", "--tokens", "5"], ["generate", "a", f"{bad}none"],
+                 ["plot", f"{bad}.jsonl", "--out", f"{bad}.png"],
+                 ["train", f"--{bad}"], ["train", bad]):
+        ne.main([*argv, "--threads", "1"] if "--threads" not in argv else argv)
+    text = "".join(x.getvalue() for x in said)
+    assert "a\\x1b" in text and not {*text} & {"\x1b", "\x9b"}

@@ -80,7 +80,7 @@ def test_every_curve_has_a_letter_of_its_own(log, tmp_path, monkeypatch, capsys)
     run("plot", *logs[:26])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[-52:]] == list(string.ascii_letters)
-    refused(capsys, "plot", *logs, words=("at most 52 curves", "got 54", "matplotlib"))
+    refused(capsys, "plot", *logs, words=("at most 52 curves", "found 54", "matplotlib"))
 
 
 def test_a_picture_is_a_png(log, tmp_path):

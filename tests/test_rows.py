@@ -223,11 +223,11 @@ def test_a_parallel_function_has_one_parallel_region():
 # ---- what is refused
 @pytest.mark.parametrize("parts, words", [
     ([], "parts: 0, slots: 0"), ([(0, [1], 1), (0, [2], 1)], "one per slot; parts: 2, slots: 1"),
-    ([(2, [1], 1)], "slot from 0 to 1, got 2"), ([(-1, [1], 1)], "slot from 0 to 1, got -1"),
+    ([(2, [1], 1)], "slot from 0 to 1, found 2"), ([(-1, [1], 1)], "slot from 0 to 1, found -1"),
     ([(0, [], 0)], "one token or more, .*tokens: 0, wanted: 0"),
     ([(0, [1], 2)], "0 to 1 wanted; .*wanted: 2"), ([(0, [1], -1)], "0 to 1 wanted; .*wanted: -1"),
-    ([(0, [1, 262], 1)], "token ids from 0 to .*, got 262"),
-    ([(0, [-1], 1)], "token ids from 0 to .*, got -1")])
+    ([(0, [1, 262], 1)], "token ids from 0 to .*, found 262"),
+    ([(0, [-1], 1)], "token ids from 0 to .*, found -1")])
 def test_rows_that_there_cannot_be(parts, words):
     decoder = ne.Decoder(TINY, random_flat(TINY, 2, np.float32), slots=2)
     with pytest.raises(ne.UserError, match=words):

@@ -24,7 +24,9 @@ import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.machine.cpu import cpu_features, DTYPE
 from nanoeuler_parts.machine.kernels import Compiled, in_cache, wait_for
-from nanoeuler_parts.machine.threads import cpu_quota, most_threads, physical_cores
+from nanoeuler_parts.machine.threads import (
+    cpu_quota, most_memory, most_threads, physical_cores,
+)
 from nanoeuler_parts.tuning.examples import prompt_of
 
 pytestmark = pytest.mark.cli
@@ -565,6 +567,48 @@ def test_quota_of_control_groups(files, quota, tmp_path, monkeypatch):
     assert most_threads(root) == 1
 
 
+@pytest.mark.parametrize("files, limit", [
+    ({}, math.inf), ({"proc/self/cgroup": "0::/\n"}, math.inf),
+    ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n"}, math.inf),
+    ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n",
+      "sys/fs/cgroup/a/memory.max": "8192\n"}, 8192),
+    ({"proc/self/cgroup": "0::/docker/abc\n", "sys/fs/cgroup/memory.max": "4096\n"}, 4096),
+    ({"proc/self/cgroup": "5:cpu:/x\n4:memory:/docker/abc\n",
+      "sys/fs/cgroup/memory/memory.limit_in_bytes": "1024\n"}, 1024),
+    ({"proc/self/cgroup": "4:memory:/a\n",
+      "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "9223372036854771712\n"},
+     9223372036854771712),
+    ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "a riddle\n"}, math.inf)])
+def test_memory_of_control_groups(files, limit, tmp_path, monkeypatch):
+    """As `docker --memory` and systemd's MemoryMax set it, below the memory of the machine"""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert most_memory(fake(tmp_path, files)) == min(pages, limit)
+
+
+def test_a_small_container_gets_small_batches_and_models(monkeypatch):
+    cfg = ne.replace(ne.PRESETS["small"], vocab_size=300)
+    model = ne.Model(cfg, ne.init_params(cfg, 0))
+    usual = model.micro_batch(16)
+    monkeypatch.setattr(ne, "most_memory", lambda: 64e6)
+    assert 1 <= model.micro_batch(16) < usual and model.micro_batch(16, asked=9) == 9
+    ne.need_memory(cfg)
+    monkeypatch.setattr(ne, "most_memory", lambda: 1e6)
+    with pytest.raises(ne.UserError, match="container has 0.0 GiB; choose a smaller --n-layer"):
+        ne.need_memory(cfg)
+
+
+def test_load_uses_no_more_threads_than_it_may(checkpoint, monkeypatch):
+    """Also without the command line, whose --threads does it there.  Fewer remain as they are."""
+    monkeypatch.setattr("nanoeuler_parts.machine.threads.cpus", lambda: [0])
+    most = numba.config.NUMBA_NUM_THREADS
+    numba.set_num_threads(most)
+    ne.load(str(checkpoint))
+    assert numba.get_num_threads() == 1
+    monkeypatch.setattr("nanoeuler_parts.machine.threads.cpus", lambda: [*range(most)])
+    ne.load(str(checkpoint))
+    assert numba.get_num_threads() == 1
+
+
 def test_hyper_threads_count_once_among_those_allowed(tmp_path, monkeypatch):
     """Four cores of two threads each, as two vendors number them."""
     far, near = (lambda i: f"{i % 4},{i % 4 + 4}\n"), (lambda i: f"{i // 2 * 2}-{i // 2 * 2 + 1}\n")
@@ -589,7 +633,7 @@ def test_no_more_threads_than_processors(tmp_path):
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
                             env=dict(os.environ, NUMBA_NUM_THREADS="2"), timeout=300)
     assert ok(result).split() == ["2", "0", "1", "1"], result.stderr
-    assert "--threads is 2, expected 0 to 1" in result.stderr
+    assert "--threads: expected 0 to 1, found 2" in result.stderr
 
 
 # ---- wrongly called

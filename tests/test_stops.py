@@ -143,8 +143,8 @@ def test_requests_switch_thinking_off(thinker):
 
 def test_other_values_are_refused(thinker, capsys):
     refused(capsys, "generate", "Hi", thinker, "--thinking", "maybe",
-            words=["thinking is maybe, expected on or off"])
-    with pytest.raises(ne.UserError, match="thinking is 1"):
+            words=["--thinking: expected on or off, found maybe"])
+    with pytest.raises(ne.UserError, match="thinking: expected on or off, found 1"):
         ne.State(thinking="1").check()
-    with pytest.raises(ne.UserError, match="stops is"):
+    with pytest.raises(ne.UserError, match="stops: expected"):
         ne.State(stops=[1]).check()

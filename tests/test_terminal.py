@@ -297,21 +297,21 @@ def test_a_template_without_system_messages(chat):
 def test_set_prints(chat):
     c = chat(tokens=7)
     said = c.type("/set").split("\n")
-    assert [line.split()[0] for line in said if line] == [*SETTINGS]
-    assert {"tokens 7", "top_p 1", "stop []", 'json_schema ""'} <= {*said}
+    assert [line.split()[0].replace("-", "_") for line in said if line] == [*SETTINGS]
+    assert {"tokens 7", "top-p 1", "stop []", 'json-schema ""'} <= {*said}
     assert {*SETTINGS} == {f.name for f in ne.fields(ne.ChatSampling)} - {
         "n", "logprobs", "weights", "template"}
-    assert c.type("/set min-p").strip() == "min_p 0"
+    assert c.type("/set min-p").strip() == "min-p 0"
 
 
 @pytest.mark.parametrize("line, name, value, shown", [
-    ("temperature 0.7", "temperature", 0.7, "temperature 0.7"), ("top-k 5", "top_k", 5, "top_k 5"),
+    ("temperature 0.7", "temperature", 0.7, "temperature 0.7"), ("top-k 5", "top_k", 5, "top-k 5"),
     ("tokens 3", "tokens", 3, "tokens 3"), ("repeat_penalty 1.1", "repeat_penalty", 1.1,
-                                            "repeat_penalty 1.1"),
+                                            "repeat-penalty 1.1"),
     ("stop a b", "stop", ["a b"], 'stop ["a b"]'), ('stop ""', "stop", [], "stop []"),
     ('stop ["\\n", "b"]', "stop", ["\n", "b"], 'stop ["\\n", "b"]'),
-    ("json_schema object", "json_schema", "object", "json_schema object"),
-    ('json_schema ""', "json_schema", "", 'json_schema ""')])
+    ("json_schema object", "json_schema", "object", "json-schema object"),
+    ('json_schema ""', "json_schema", "", 'json-schema ""')])
 def test_set(line, name, value, shown, chat):
     c = chat()
     assert c.type(f"/set {line}").strip() == shown
@@ -320,9 +320,12 @@ def test_set(line, name, value, shown, chat):
 
 @pytest.mark.parametrize("line, words", [
     ("temperature hot", "temperature: expected a number, 0 to 100, found 'hot'"),
-    ("temperature 101", "temperature is 101.0, expected 0 to 100"),
-    ("temperature nan", "expected 0 to 100"), ("top_k 1.5", "expected a whole number, found '1.5'"),
-    ("speculate 16", "expected -1 to 15"), ("stop [1]", "expected a list of non-empty texts"),
+    ("temperature 101", "/set temperature: expected 0 to 100, found 101"),
+    ("temperature nan", "expected 0 to 100"),
+    ("top_p 2", "/set top-p: expected 0 to 1, found 2\n"),
+    ("top_k 1.5", "/set top-k: expected a whole number, 0 or more, found '1.5'"),
+    ("speculate 16", "expected -1 to 15"),
+    ("stop [1]", "/set stop: expected non-empty texts, found [1]"),
     ("stop [1", "write it as JSON"), ("json_schema none.json", "none.json: No such file"),
     ("weights int8", "fixed when the chat starts; leave, and start it with --weights"),
     ("template chatml", "start it with --template"), ("n 2", "expected the name of a setting"),
@@ -340,7 +343,7 @@ def test_a_schema_of_a_chat(chat, tmp_path):
     c = chat()
     (tmp_path / "s.json").write_text('{"type": "word"}', encoding="utf-8")
     c.type("/set json_schema s.json")
-    assert "/set json_schema: " in c.notes and c.speaker.options.json_schema == ""
+    assert "/set json-schema: " in c.notes and c.speaker.options.json_schema == ""
 
 
 def test_a_seed_starts_the_random_numbers_again(chat):
@@ -507,3 +510,18 @@ def test_the_api(models):
         model.regenerate()
     with pytest.raises(ne.UserError, match="expected a chat model"):
         ne.load(str(models / "base")).system = "Be brief."
+
+
+@pytest.mark.parametrize("typed", ["/save", '/save ""', "/save ''", "/save --force",
+                                   '/save --force ""', '/load ""'])
+def test_a_file_needs_a_name(typed, chat, elsewhere):
+    c = chat()
+    c.type("Hello", typed)
+    assert "expected the name of a file, found none" in c.notes and not [*elsewhere.iterdir()]
+
+
+def test_a_link_to_itself_is_not_replaced(chat, elsewhere):
+    (elsewhere / "a").symlink_to("a")
+    c = chat()
+    c.type("Hello", "/save a", "/save --force a")
+    assert c.notes.count("it is a link to itself") == 2 and os.readlink("a") == "a"

@@ -27,6 +27,97 @@ from nanoeuler_parts.machine.cpu import DTYPE
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
 
+@pytest.mark.parametrize("feature, tensor", [("qk_norm", "q_norm"), ("qk_norm", "k_norm"),
+                                             ("qkv_bias", "qkv_bias")])
+def test_the_gradient_of_a_part_that_comes_alone(feature, tensor):
+    """Along a random direction of the tensor, against a central difference of the loss, in float32.
+    A model with both parts would hide a mistake of one for the other."""
+    cfg, rng, h = replace(TINY, **{feature: True}), np.random.default_rng(1), 1e-2
+    flat = random_flat(cfg, 1, np.float32)
+    tokens = rng.integers(0, cfg.vocab_size, (2, 8)).astype(np.int32)
+    targets = rng.integers(0, cfg.vocab_size, (2, 2, 8)).astype(np.int32)
+    weight = np.array([1.0, 0.5])
+
+    def loss(model):
+        return float((model.run(ne.LOSS, tokens, targets) * weight).sum())
+
+    model = ne.Model(cfg, flat.copy())
+    model.gradient(tokens, targets, weight)
+    gradient = getattr(model.g, tensor).copy()
+    direction = rng.standard_normal(gradient.shape).astype(np.float32)
+    sides = []
+    for sign in (1, -1):
+        moved = ne.Model(cfg, flat.copy())
+        getattr(moved.p, tensor)[...] += np.float32(sign * h) * direction
+        moved.pack()
+        sides.append(loss(moved))
+    slope = float((gradient * direction).sum())
+    assert abs(slope) > 0.1 and abs((sides[0] - sides[1]) / (2 * h) / slope - 1) < 0.05
+
+
+def test_every_tensor_has_its_initial_values():
+    """In a model with every optional part, matrices have the standard deviation of their row of the
+    table, gains are ones and biases are zeros."""
+    cfg = replace(ne.PRESETS["small"], qkv_bias=True, qk_norm=True)
+    flat = ne.init_params(cfg, 1)
+    for x in ne.param_table(cfg):
+        values = flat[x.start:x.end]
+        assert values.size, f"{x.name} is empty: this configuration lacks a part"
+        if x.decays:
+            assert abs(values.std() / x.std - 1) < 0.05, x.name
+        else:
+            assert np.all(values == (0 if x.kind == "bias" else 1)), x.name
+
+
+@pytest.mark.parametrize("change", [
+    dict(rope_scaling=""), dict(rope_scaling="linear"), dict(rope_low=0.5), dict(rope_theta=1.5)])
+@pytest.mark.parametrize("kind", ["llama3", "yarn"])
+def test_scalings_of_rope_accept_what_fits(kind, change):
+    replace(TINY, **{"rope_scaling": kind, "rope_original": 4, **change}).check()
+
+
+@pytest.mark.parametrize("change", [
+    dict(rope_original=0), dict(rope_low=4.0), dict(rope_low=5.0), dict(rope_theta=1.0)])
+@pytest.mark.parametrize("kind", ["llama3", "yarn"])
+def test_scalings_of_rope_reject_what_does_not(kind, change):
+    with pytest.raises(ne.UserError, match=kind):
+        replace(TINY, **{"rope_scaling": kind, "rope_original": 4, **change}).check()
+
+
+def test_tokens_of_another_type_compile_nothing():
+    model = ne.Model(TINY, random_flat(TINY, 1, np.float32))
+    tokens = np.arange(16).reshape(2, 8)
+    want = model.run(ne.LOSS, tokens.astype(np.int32), np.stack([tokens.astype(np.int32)] * 2))
+    known = len(ne.run_batch.signatures)
+    for kind in np.int64, np.uint16:
+        found = model.run(ne.LOSS, tokens.astype(kind), np.stack([tokens.astype(kind)] * 2))
+        assert np.array_equal(found, want) and len(ne.run_batch.signatures) == known
+
+
+def test_a_step_of_a_decoder_stays_as_it_is():
+    decoder = ne.Decoder(TINY, random_flat(TINY, 1, np.float32))
+    first = decoder.step(1, 2)
+    kept = first.copy()
+    decoder.step(3)
+    assert np.array_equal(first, kept)
+
+
+def test_a_run_in_a_thread_catches_no_signal():
+    """Python allows only the main thread to set handlers."""
+    import threading
+    found = []
+
+    def catch():
+        with ne.signals_caught() as caught:
+            found.append((caught, [signal.getsignal(x) for x in ne.saving_signals()]))
+
+    before = [signal.getsignal(x) for x in ne.saving_signals()]
+    thread = threading.Thread(target=catch)
+    thread.start()
+    thread.join()
+    assert found == [([], before)]
+
+
 def test_a_step_that_fails_half_done_is_not_saved(tmp_path, monkeypatch, capsys):
     """Else the parameters of a step would go on as those of the one before."""
     text = tmp_path / "a.txt"
@@ -697,9 +788,46 @@ def test_minutes_do_not_count_the_compilation(text, elsewhere, monkeypatch):
     later, began, clock = [0.0], [], time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + later[0])
     monkeypatch.setattr(ne.Model, "ready", staticmethod(lambda options=None: later.insert(0, 1e6)))
-    monkeypatch.setattr(ne.Run, "go", lambda run: began.append(run.elapsed()))
+    monkeypatch.setattr(ne.Run, "train", lambda run, caught: began.append(run.elapsed()))
     run("train", "--data", text, "--steps", 1, *FAST)
     assert 0 < began[0] < 1e5
+
+
+def test_minutes_do_not_count_the_reading_of_data(copy, monkeypatch):
+    """In a resumed run, which also reads its checkpoint, and once more in the next one"""
+    later, began, clock, train = [0.0], [], time.perf_counter, ne.Run.train
+
+    def loads(run, *args, load=ne.Run.load):
+        later[0] += 1e6
+        return load(run, *args)
+
+    def trains(run, caught):
+        began.append((run.state.elapsed, run.elapsed()))
+        train(run, caught)
+
+    monkeypatch.chdir(copy)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + later[0])
+    monkeypatch.setattr(ne.Run, "load", loads)
+    monkeypatch.setattr(ne.Run, "train", trains)
+    run("train", "--resume", "--steps", 22)
+    run("train", "--resume", "--steps", 23)
+    assert all(0 <= now - before < 1e5 for before, now in began) and len(began) == 2
+    assert 0 < ne.read_checkpoint("nanoeuler.bin").state.elapsed < 1e5
+
+
+@pytest.mark.parametrize("length, is_told", [(["--minutes", 0.01], True), (["--steps", 3], False)])
+def test_a_run_of_few_steps_says_so(length, is_told, text, elsewhere, monkeypatch, capsys):
+    seconds, clock = [0.0], time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + seconds[0])
+
+    def slow(run):
+        seconds[0] += 9
+
+    before_each_step(monkeypatch, slow)
+    run("train", "--data", text, *FAST, *length)
+    said = capsys.readouterr()
+    assert ("of training cannot teach a model much; use more --minutes" in said.err) == is_told
+    assert re.search("^step .*loss", said.out, re.M)     # the last step is always printed
 
 
 @pytest.mark.parametrize("length, words", [

@@ -18,14 +18,13 @@ import io
 import json
 import lzma
 import os
-import sys
 import time
 import zlib
 
 import numpy as np
 
 import bpe
-from bpe import need, reading, regular, UserError
+from bpe import need, note, reading, regular, UserError
 from nanoeuler_parts.files.logs import lock
 from nanoeuler_parts.files.safetensors import map_tensors, TOKEN_KINDS, write_tensors
 from nanoeuler_parts.files.texts import encode_cut, LARGE, parse_json, PlainText
@@ -312,7 +311,7 @@ class Corpus:
         left_out, invalid = [], ""
         on_disk = sum(size for _, size, _ in self.listing)
         size = f"{on_disk / 1e6:,.1f} MB" if on_disk >= 1e5 else f"{on_disk:,} bytes"
-        print(f"reading {', '.join(self.names)}: {size}", flush=True)
+        print(bpe.printable(f"reading {', '.join(self.names)}: {size}"), flush=True)
         progress = Progress("read", None)
         for path, in_folder in self.files:
             decoder, start = codecs.getincrementaldecoder("utf-8")(), self.sample.n
@@ -335,11 +334,11 @@ class Corpus:
              f"--data")
         self.cut = int(self.n * (1 - self.holdout))      # the held-out part begins here
         if left_out:
-            print(f"note: {len(left_out):,} of {len(self.files):,} files are empty or binary and "
-                  f"are left out, for example {bpe.printable(left_out[0])}", file=sys.stderr)
+            note(f"{len(left_out):,} of {len(self.files):,} files are empty or binary and "
+                 f"are left out, for example {left_out[0]}")
         if invalid:
-            print(f"note: {bpe.printable(invalid)} is not valid UTF-8; the model reads the "
-                  f"bytes as they are", file=sys.stderr)
+            note(f"{invalid} is not valid UTF-8; the model reads the "
+                 f"bytes as they are")
 
     def described(self):
         return (f"{', '.join(self.names)} (files: {self.n_files:,}, documents: "
@@ -375,8 +374,8 @@ class Corpus:
         cache = f"{self.place()}.{key[:12]}.tokens"
         with contextlib.suppress(UserError):
             return self.use_cache(cache, meta)
-        print(f"tokenizing {self.n / 1e6:,.0f} MB once; the tokens are cached in {cache}",
-              flush=True)
+        print(bpe.printable(f"tokenizing {self.n / 1e6:,.0f} MB once; the tokens are cached in "
+                            f"{cache}"), flush=True)
         remedy = "free disk space, or move the text to a disk with more space"
         dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
         part, journal = f"{cache}.part", f"{cache}.part.json"

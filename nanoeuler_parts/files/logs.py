@@ -4,15 +4,16 @@ A log has one JSON record per line: the losses of a step, or a validation.  nano
 (section 11.2), and `plot` reads them.
 """
 import contextlib
+import errno
 import fnmatch
 import glob
 import hashlib
 import itertools
 import json
 import os
-import sys
+from collections import deque
 
-from bpe import need, read_bytes, reading, regular
+from bpe import need, note, read_bytes, reading, regular
 from nanoeuler_parts.files.texts import record_lines
 
 LONGEST_RECORD = 1 << 20     # limit on the first line of a log, in bytes
@@ -129,8 +130,7 @@ def keep_aside(log):
         need_unlocked(f, log)
     kept = free_log(log)
     os.rename(log, kept)
-    print(f"note: {log} is the log of another run; it was renamed to {kept}", file=sys.stderr,
-          flush=True)
+    note(f"{log} is the log of another run; it was renamed to {kept}")
 
 def restore_log(log, identity):
     """Gives the log of a run that is resumed the name `log`.     identity: its `log_identity`
@@ -149,15 +149,55 @@ def restore_log(log, identity):
         if is_free:                          # f is closed: some systems cannot rename an open file
             os.rename(path, log)
             return
-        print(f"note: {path} is the log of {used_by or 'another run'} and keeps its name; {log} "
-              f"starts empty", file=sys.stderr, flush=True)
+        note(f"{path} is the log of {used_by or 'another run'} and keeps its name; {log} "
+             f"starts empty")
+
+STOPPED = "stopped"          # field of the last record of a run that was stopped and saved
+
+class Log:
+    """A log that is open for appending.  A record that cannot be written, for example because the
+    disk is full, is kept in memory and written before the next one.  A note says so once.
+    f: the open file     kept: records, as lines of bytes"""
+
+    def __init__(self, f, path, kept=()):
+        self.file, self.path, self.kept, self.is_told = f, path, deque(kept), bool(kept)
+
+    def write(self, line):
+        self.kept.append(line)
+        self.write_kept()
+
+    def write_kept(self):
+        try:
+            while self.kept:
+                append_whole(self.file.fileno(), self.kept[0])
+                self.kept.popleft()
+        except OSError as e:
+            if not self.is_told:
+                note(f"cannot write {self.path}: {e.strerror or e}; the run continues, and its "
+                     f"records are written as soon as that is possible")
+            self.is_told = True
+
+    def end(self):
+        """Tries to write what is kept, and reports what is lost."""
+        self.write_kept()
+        if self.kept:
+            note(f"{self.path} could not be written; records of the run that are missing in it: "
+                 f"{len(self.kept):,}")
+
+def append_whole(fd, line):
+    """Appends a line to an open file.  If it raises OSError, the file is as it was before."""
+    end = os.fstat(fd).st_size
+    if os.write(fd, line) < len(line):
+        os.ftruncate(fd, end)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 @contextlib.contextmanager
-def open_log(path, step):
-    """Yields the log of a run, open for appending after this step.
-    Records of later steps are cut off: an interrupted run logged them but did not save them.  Step
-    0 empties the log.  If another run has the log open, because its checkpoint has the same log,
-    this is an error."""
+def open_log(path, step, kept=()):
+    """Yields the Log of a run, open for appending after this step.
+    Records of later steps are cut off: an interrupted run logged them but did not save them.  So is
+    the record that says that the run was stopped.  Step 0 empties the log.  If another run has the
+    log open, because its checkpoint has the same log, this is an error.
+    kept: records that an earlier Log could not write"""
     with open(path, "ab+") as f:
         need_unlocked(f, path)
         f.seek(0)
@@ -165,10 +205,10 @@ def open_log(path, step):
         for line in f:
             size += len(line)
             r = parse_record(line)
-            if r and r["step"] <= step and line.endswith(b"\n"):
+            if r and r["step"] <= step and STOPPED not in r and line.endswith(b"\n"):
                 end = size
         f.truncate(end)
-        yield f
+        yield Log(f, path, kept)
 
 def need_unlocked(f, path):
     """Locks an open file, or reports the run that holds it."""

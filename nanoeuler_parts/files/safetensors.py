@@ -4,6 +4,7 @@ All numbers are little-endian.  A header is untrusted input and is checked befor
 this program wrote have a checksum of header and data.  Checkpoints, token files and models of other
 programs are read and written here.
 """
+import errno
 import hashlib
 import json
 import math
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bpe import need, regular, UserError
+from bpe import need, printable, regular, UserError
 from nanoeuler_parts.files.writing import replacing, WriteError
 
 # A checkpoint is a safetensors file.  Its tensors are slices of the flat buffer and have the names
@@ -38,7 +39,7 @@ MUCH = 100_000_000           # bytes; reading them takes a second or more
 def note_large(doing, n_bytes):
     """Prints a line before a long wait, so that the program does not seem to hang."""
     if n_bytes >= MUCH:
-        print(f"{doing}: {n_bytes / 1e6:,.0f} MB", file=sys.stderr, flush=True)
+        print(f"{printable(doing)}: {n_bytes / 1e6:,.0f} MB", file=sys.stderr, flush=True)
 
 BLOCK = 1 << 24              # bytes that are read, hashed or written at once
 
@@ -59,6 +60,18 @@ def release_pages(x):
     if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):        # not on Windows
         mapped.madvise(mmap.MADV_DONTNEED)
 
+def need_whole(x):
+    """Raises OSError if x is memory-mapped from a file that has become shorter since then.  Reading
+    past the end of the file would end the process with a signal (SIGBUS).  One call of fstat."""
+    mapped = getattr(x, "_mmap", None)
+    if mapped is None:
+        return
+    needed = x.offset - x.offset % mmap.ALLOCATIONGRANULARITY + len(mapped)
+    found = mapped.size()
+    if found < needed:
+        raise OSError(errno.EIO, f"expected {needed:,} bytes, found {found:,}, as the file was cut "
+                      f"short while it was in use", x.filename or "a temporary file")
+
 def blocks_of(x):
     """Yields the bytes of an array, or of a Computed tensor, in blocks.  The pages of a file that
     is memory-mapped are released after each block, so a file that is larger than memory does not
@@ -73,6 +86,7 @@ def blocks_of(x):
         return
     data = x.reshape(-1).view(np.uint8)
     for start in range(0, data.size, BLOCK):
+        need_whole(x)
         yield data[start:start + BLOCK]
         release_pages(x)
 
@@ -90,7 +104,7 @@ def write_tensors(path, meta, tensors, remedy, of_uint16="U16"):
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-(8 + len(header)) % 64)           # the data starts on a cache line
     if len(header) > MAX_HEADER:
-        raise WriteError(f"{path}: expected a header of at most {MAX_HEADER:,} bytes, got "
+        raise WriteError(f"{path}: expected a header of at most {MAX_HEADER:,} bytes, found "
                          f"{len(header):,}; {remedy}")
     digest = hashlib.sha256(header)
     with replacing(path, remedy) as temporary, open(temporary, "wb") as f:
@@ -102,9 +116,10 @@ def write_tensors(path, meta, tensors, remedy, of_uint16="U16"):
         f.seek(8 + header.rindex(NO_HASH.encode()))
         f.write(digest.hexdigest().encode())
 
-def read_header(f):
+def read_header(f, whole=True):
     """(header, metadata, {name: dtype, shape and data_offsets}, bytes of data) of an open file.
-    The file may come from any program, so each size in its header is checked against the file."""
+    The file may come from any program, so each size in its header is checked against the file.
+    whole: whether its data must be complete"""
     size, first = os.fstat(f.fileno()).st_size, f.read(8)
     need(first[:4] != b"GGUF", "it is a GGUF file; convert it to a checkpoint with `import`")
     length = int.from_bytes(first, "little")
@@ -114,22 +129,24 @@ def read_header(f):
     entries = json.loads(header)
     meta = entries.pop("__metadata__", {})
     end = 8 + length + max((t["data_offsets"][1] for t in entries.values()), default=0)
-    need(size >= end, cut_short(size, end))
+    need(size >= end or not whole, cut_short(size, end))
     return header, meta, entries, size - 8 - length
 
 def need_adjacent(entries, n_bytes):
     """Tensors must fill the n_bytes of data, without gaps."""
     end = 0
     for start, stop in sorted(t["data_offsets"] for t in entries.values()):
-        need(start == end <= stop, f"expected a tensor from byte {end} on, got {start} to {stop}")
+        need(start == end <= stop, f"expected a tensor from byte {end} on, found {start} to {stop}")
         end = stop
     need(end == n_bytes, f"expected {end:,} bytes of data, found {n_bytes:,}")
 
-def read_meta(path):
-    """The metadata of a safetensors file.  The data is not read, so only its size is checked."""
+def read_meta(path, whole=True):
+    """The metadata of a safetensors file.  The data is not read, so only its size is checked.
+    whole: whether the data must be complete"""
     with open(path, "rb", opener=regular) as f:
-        _, meta, entries, n_bytes = read_header(f)
-    need_adjacent(entries, n_bytes)
+        _, meta, entries, n_bytes = read_header(f, whole)
+    if whole:
+        need_adjacent(entries, n_bytes)
     return meta
 
 def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
@@ -157,6 +174,7 @@ def need_finite(name, x, first=0):
     """Raises a UserError that names the first NaN or infinity of a tensor, if there is one.
     first: the row with which x begins
     A finite sum is a quick proof that all entries are finite.  Otherwise each entry is checked."""
+    need_whole(x)
     with np.errstate(over="ignore", invalid="ignore"):
         total = x.sum()
     if not np.isfinite(total):

@@ -8,11 +8,10 @@ import contextlib
 import html
 import os
 import shlex
-import sys
 import time
 from dataclasses import asdict
 
-from bpe import need, printable, UserError
+from bpe import need, note, UserError
 
 FLUSH_AFTER = 5              # seconds; a flush waits for the disk, so not every step makes one
 ID_LENGTH = 12               # hexadecimal digits
@@ -132,7 +131,7 @@ class Sinks:
             except Exception as e:
                 self.services.remove(service)
                 reason = " ".join(str(e).split()) or type(e).__name__
-                print(f"note: no more records go to {service.row[0]}: {printable(reason)}; the run "
-                      f"and its log continue", file=sys.stderr, flush=True)
+                note(f"no more records go to {service.row[0]}: {reason}; the run "
+                     f"and its log continue")
                 with contextlib.suppress(Exception):
                     service.close()

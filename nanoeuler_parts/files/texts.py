@@ -5,13 +5,12 @@ import hashlib
 import json
 import mmap
 import os
-import sys
 import tempfile
 
 import numpy as np
 
 import bpe
-from bpe import need, reading, regular, UserError
+from bpe import need, note, printable, reading, regular, UserError
 from nanoeuler_parts.files.safetensors import map_tensors, TOKEN_KINDS, write_tensors
 
 LARGE = 32 << 20     # bytes; the tokens of a longer text are cached in a file
@@ -41,12 +40,11 @@ def read_text(path):
         for i in range(0, len(text), LARGE):
             decoder.decode(piece := text[i:i + LARGE], final=i + LARGE >= len(text))
     except UnicodeDecodeError as e:          # e.object begins with the last piece's remainder
-        print(f"note: {path} is not valid UTF-8 at byte "
-              f"{i + len(piece) - len(e.object) + e.start}; the model reads the bytes as they are",
-              file=sys.stderr)
+        note(f"{path} is not valid UTF-8 at byte "
+             f"{i + len(piece) - len(e.object) + e.start}; the model reads the bytes as they are")
     if found := marks_of_editors(text):
-        print(f"note: {path} {found}, and the model reads these bytes; to remove them, add "
-              f"--newlines unix", file=sys.stderr)
+        note(f"{path} {found}, and the model reads these bytes; to remove them, add "
+             f"--newlines unix")
     return text
 
 def split_text(text, holdout):
@@ -134,12 +132,12 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
         kept_meta, tensors = map_tensors(cache, TOKEN_KINDS)
         need(meta.items() <= kept_meta.items(), "it belongs to another text")
         return tensors["train"], tensors["val"]
-    print(f"tokenizing {path} once; the tokens are cached in {cache}", flush=True)
+    print(printable(f"tokenizing {path} once; the tokens are cached in {cache}"), flush=True)
     train_ids, val_ids = (ids.astype(dtype, copy=False) for ids in encoded())
     try:
         write_tensors(cache, meta, dict(train=train_ids, val=val_ids), remedy)
     except UserError as e:                   # no write permission, or another run fills the disk
-        print(f"note: {e}", file=sys.stderr)
+        note(f"{e}")
     return train_ids, val_ids
 
 class PlainText:
@@ -148,10 +146,9 @@ class PlainText:
 
     def __init__(self, path, holdout):
         if os.path.getsize(path) > LARGE // 2:
-            print(f"reading {path}", flush=True)         # this takes a while
+            print(printable(f"reading {path}"), flush=True)      # this takes a while
         if path.endswith((".json", ".csv", ".tsv")):
-            print(f"note: {path} is read as plain text; to train on examples, use sft",
-                  file=sys.stderr)
+            note(f"{path} is read as plain text; to train on examples, use sft")
         self.path, text = path, read_text(path)
         self.sha256 = hashlib.sha256(text).hexdigest()
         self.parts = split_text(memoryview(text), holdout)

@@ -1,11 +1,13 @@
-"""The number of threads to use, from processors, control groups and hyper-threads."""
+"""The threads and the memory that this process may use, from processors, hyper-threads and control
+groups."""
+import contextlib
 import math
 import os
 import pathlib
 import re
 
 import numba
-from numba import set_num_threads
+from numba import get_num_threads, set_num_threads
 
 from bpe import need, UserError
 
@@ -15,26 +17,32 @@ def cpus():
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
+def words_in(folder, name):
+    """The words in a file of a control group"""
+    return (folder / name).read_text(encoding="ascii").split()
+
 def quota_of_group(folder):
     """The number of processors that a Linux control group may use: quota / period, both in us.
     Version 2 stores both in one file, version 1 in two files; "max" or -1 means no limit."""
-    def words(name):
-        return (folder / name).read_text(encoding="ascii").split()
+    if (folder / "cpu.max").exists():
+        quota, period = words_in(folder, "cpu.max")
+    else:
+        [quota], [period] = (words_in(folder, f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    unlimited = quota == "max" or int(quota) < 0
+    return math.inf if unlimited else int(quota) / int(period)
 
-    try:
-        if (folder / "cpu.max").exists():
-            quota, period = words("cpu.max")
-        else:
-            [quota], [period] = words("cpu.cfs_quota_us"), words("cpu.cfs_period_us")
-        unlimited = quota == "max" or int(quota) < 0
-        return math.inf if unlimited else int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):     # missing or unknown format: no known limit
-        return math.inf
+def memory_of_group(folder):
+    """The bytes of memory that a Linux control group may use.  In version 2, "max" means no limit.
+    Version 1 has a number larger than any memory instead."""
+    is_second = (folder / "memory.max").exists()
+    [limit] = words_in(folder, "memory.max" if is_second else "memory.limit_in_bytes")
+    return math.inf if limit == "max" else int(limit)
 
-def cpu_quota(root="/"):
-    """The smallest quota of this process's control groups and their parents (`docker --cpus`).
-    A line of /proc/self/cgroup is number:controllers:group; version 2 leaves controllers empty.
-    In a container, the group may be mounted as the root, under another name than outside."""
+def least_of_groups(controller, of_group, root="/"):
+    """The smallest of_group(folder) over this process's control groups and their parents.
+    controller: cpu or memory.  A line of /proc/self/cgroup is number:controllers:group; version 2
+    leaves controllers empty.  In a container, the group may be mounted as the root, under another
+    name than outside."""
     try:
         text = pathlib.Path(root, "proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
     except OSError:                          # not Linux
@@ -43,15 +51,29 @@ def cpu_quota(root="/"):
     for controllers, name in re.findall("^[0-9]+:([^:]*):/*(.*)$", text, re.M):
         if controllers == "":
             places = "", "unified"
-        elif "cpu" in controllers.split(","):
-            places = "cpu", controllers
+        elif controller in controllers.split(","):
+            places = controller, controllers
         else:
-            continue                         # it controls memory, devices, ...
+            continue                         # it controls devices, processes, ...
         group = pathlib.PurePosixPath(name)
         for place in places:
             for folder in (group, *group.parents):
-                least = min(least, quota_of_group(mounts / place / folder))
+                # missing files or an unknown format: no known limit
+                with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+                    least = min(least, of_group(mounts / place / folder))
     return least
+
+def cpu_quota(root="/"):
+    """The number of processors that this process may use (`docker --cpus`)"""
+    return least_of_groups("cpu", quota_of_group, root)
+
+def most_memory(root="/"):
+    """Bytes: the memory of this machine, or the limit of a container (`docker --memory`).  Infinite
+    if neither is known."""
+    there = math.inf
+    with contextlib.suppress(AttributeError, ValueError, OSError):   # not a POSIX system
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(there, least_of_groups("memory", memory_of_group, root))
 
 def most_threads(root="/"):
     """The maximum: the least of the allowed processors, the quota and Numba's threads."""
@@ -69,9 +91,16 @@ def physical_cores(root="/"):
             cores.add(cpu)
     return len(cores)
 
+def fewer_threads():
+    """Lowers Numba's number of threads to the physical cores, and to what `most_threads` allows.  A
+    smaller number, which the calling program has chosen, remains."""
+    fewer = min(get_num_threads(), physical_cores(), most_threads())
+    if fewer < get_num_threads():
+        set_num_threads(fewer)
+
 def use_threads(asked):
     most = most_threads()
-    need(0 <= asked <= most, f"--threads is {asked}, expected 0 to {most}")
+    need(0 <= asked <= most, f"--threads: expected 0 to {most}, found {asked}")
     try:
         set_num_threads(asked or min(physical_cores(), most))
     except ValueError as e:                  # the threading library is not installed

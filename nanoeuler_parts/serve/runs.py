@@ -11,7 +11,7 @@ import stat
 import time
 
 from bpe import regular
-from nanoeuler_parts.files.logs import parse_record
+from nanoeuler_parts.files.logs import parse_record, STOPPED
 from nanoeuler_parts.files.texts import record_lines
 
 MOST_LOGS = 500              # maximum number of listed logs; the newest are kept
@@ -56,12 +56,16 @@ def is_log(f):
 
 
 def latest_step(f, size):
-    """The latest step in a log: {step, n_steps, ms}; {} if there is none at the end of the log"""
+    """The latest step in a log: {step, n_steps, ms}, and stopped if the run was stopped after it;
+    {} if there is none at the end of the log"""
     f.seek(max(0, size - LATEST_BYTES))
+    stopped = False
     for line in reversed(record_lines(f.read(LATEST_BYTES))):
         record = record_in(line.decode("utf-8", "replace"))
+        stopped = stopped or bool(record and record.get(STOPPED))
         if record and "loss" in record:
-            return {name: record.get(name) for name in ("step", "n_steps", "ms")}
+            return {name: record.get(name) for name in ("step", "n_steps", "ms")} | (
+                {STOPPED: True} if stopped else {})
     return {}
 
 

@@ -24,6 +24,7 @@ from nanoeuler import (
 from nanoeuler_parts.files.corpora import END, files_in, is_corpus, marker_of, stream_of
 from nanoeuler_parts.files.texts import read_text
 from nanoeuler_parts.files.writing import need_another, replacing
+from nanoeuler_parts.machine.threads import most_memory
 from nanoeuler_parts.tuning.examples import (
     answered_in, asked_in, at, columns_of, is_conversation, read_entries, renamed,
 )
@@ -58,7 +59,8 @@ class EvalOptions(Sampling):
                             "byte order mark; empty: keep the text as it is")
 
     def check(self):
-        need(self.newlines in ("", "unix"), f"--newlines is {self.newlines}, expected unix")
+        need(self.newlines in ("", "unix"), f"--newlines: expected unix, found "
+             f"{self.newlines}")
         need(len([name for name in self.field if "=" not in name]) < 2, f"--field is given as "
              f"{' and '.join(self.field):.80}, expected one name of a text's field; join names "
              f"with commas")
@@ -129,10 +131,11 @@ def read_texts(names, options, tokenizer, end):
 def window_of(cfg, options):
     """(T, S): length and distance of the windows"""
     T = options.context or cfg.seq_len
-    need(T <= cfg.seq_len, f"--context is {T}, expected at most the model's context, {cfg.seq_len}")
+    need(T <= cfg.seq_len, f"--context: expected at most the model's context, {cfg.seq_len}, found "
+         f"{T}")
     S = options.stride or max(1, T // 2)
-    need(S <= T, f"--stride is {S}, expected at most --context, {T}: tokens between two windows "
-         f"would not be scored")
+    need(S <= T, f"--stride: expected at most --context, {T}, found {S}: tokens between two "
+         f"windows would not be scored")
     return T, S
 
 def scored_windows(tokens, starts, T, S, end):
@@ -164,12 +167,10 @@ def batch_size(cfg, T, options):
     """Sequences of T tokens per forward pass.  By default, their activations take up to MEMORY."""
     if options.batch:
         return options.batch
-    one, there = replace(cfg, n_mtp=1), math.inf         # only head 0 is computed
+    one, there = replace(cfg, n_mtp=1), most_memory()    # only head 0 is computed
     size = 4 * sum(map(math.prod, act_shapes(one, 1, T)))
-    with contextlib.suppress(AttributeError, ValueError, OSError):   # not a POSIX system
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     need(size <= there, f"a sequence of {T:,} tokens needs {size / 2**30:,.1f} GiB of memory, this "
-         f"machine has {there / 2**30:,.1f} GiB; choose a smaller --context")
+         f"machine or container has {there / 2**30:,.1f} GiB; choose a smaller --context")
     return max(1, min(64, MEMORY // size))
 
 def figures_of(scores):

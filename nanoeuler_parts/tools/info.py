@@ -1,10 +1,14 @@
 """The verb `info`: describes a checkpoint."""
+import contextlib
+import json
 import os
 from dataclasses import asdict
 
+from bpe import reading, UserError
 from nanoeuler import (
-    MODEL, model_to_use, n_params, print_table, read_checkpoint, SHAPE, shown_name,
+    Config, MODEL, model_to_use, n_params, print_table, read_checkpoint, SHAPE, shown_name, State,
 )
+from nanoeuler_parts.files.safetensors import read_meta
 
 ALWAYS = [f.name for f in SHAPE] + ["rope_theta", "norm_eps"]       # the others: if RoPE is scaled
 
@@ -14,21 +18,37 @@ def info(file=None):
     """`info`: prints a checkpoint's configuration, progress and training text.  Reading the file
     verifies its checksum."""
     file = model_to_use(file, place="")
-    c = read_checkpoint(file)
+    try:
+        c = read_checkpoint(file)
+    except UserError:
+        print_header(file)
+        raise
     s = c.state
     text = ", ".join(str(s.options.get("data")).split("\n"))
     if s.text_sha256:                        # unknown for an imported model
         text += f", sha256 {s.text_sha256[:12]}"
-    shape = [(name, value) for name, value in asdict(c.cfg).items()
-             if value not in (None, "") and (name in ALWAYS or c.cfg.rope_scaling)]
     print_table(shown_name(file), [
-        ("parameters", f"{n_params(c.cfg):,}"), *shape, ("kind", s.kind),
-        ("step", f"{s.step:,} of {s.n_steps or 0:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
-        ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet"),
-        ("text", text), *([("starts from", s.source)] if s.source else []),
+        *rows_of(c.cfg, s), ("text", text), *([("starts from", s.source)] if s.source else []),
         ("matrices", MATRICES[c.matrices]),
         ("moments", "yes" if c.moments else "no"), ("size", f"{os.path.getsize(file):,} bytes"),
         ("tokenizer", f"sha256 {c.tokenizer.hash()}"), ("checksum", "matches")])
+
+def rows_of(cfg, s):
+    """The rows of a Config and a State"""
+    shape = [(name, value) for name, value in asdict(cfg).items()
+             if value not in (None, "") and (name in ALWAYS or cfg.rope_scaling)]
+    return [("parameters", f"{n_params(cfg):,}"), *shape, ("kind", s.kind),
+            ("step", f"{s.step:,} of {s.n_steps or 0:,}"), ("tokens seen", f"{s.tokens_seen:,}"),
+            ("validation", f"{s.bits_per_byte:.4f} bits/byte" if s.bits_per_byte else "none yet")]
+
+def print_header(file):
+    """Prints what the header of a damaged checkpoint says.  Without a readable header, nothing."""
+    with contextlib.suppress(UserError), reading(file, "copy it again"):
+        meta = read_meta(file, whole=False)
+        cfg, state = Config(**json.loads(meta["config"])), State(**json.loads(meta["state"]))
+        print_table(shown_name(file), [*rows_of(cfg.check(), state.check()),
+                                       ("size", f"{os.path.getsize(file):,} bytes"),
+                                       ("checksum", "the file is incomplete or damaged")])
 
 def info_verb(add):
     add(info, MODEL)

@@ -1,10 +1,9 @@
 """The verb `list`: the models in a folder."""
 import json
 import os
-import sys
 import time
 
-from bpe import need, printable, reading, UserError
+from bpe import need, note, printable, reading, UserError
 from nanoeuler import (
     arg, begins_as_checkpoint, beside_program, BUNDLED, Config, counted, file_name, is_bundled,
     Model, models_in, MOST_MODELS, n_params, newest_model, SHIPPED, State, typed,
@@ -88,12 +87,13 @@ def print_entries(entries):
                   for name, text, width in zip(HEAD, row, widths)]
         print("*" if used else " ", "  ".join(padded).rstrip())
 
-def entries_in(folders, recursive):
-    """The entries of these folders.  At most MOST_MODELS files are opened."""
-    found = [x for x in candidates(folders, recursive) if not is_bundled(x[1])]
+def entries_in(found):
+    """The entries of these candidates, without the bundled model.  At most MOST_MODELS files are
+    opened."""
+    found = [x for x in found if not is_bundled(x[1])]
     if len(found) > MOST_MODELS:
-        print(f"note: found {len(found):,} files named *.bin; only the newest {MOST_MODELS:,} are "
-              f"opened", file=sys.stderr)
+        note(f"found {len(found):,} files that may be checkpoints; only the newest {MOST_MODELS:,} "
+             f"are opened")
     return [*entries_of(found[:MOST_MODELS])]
 
 def bundled_entries():
@@ -105,7 +105,8 @@ def bundled_entries():
 
 def list_models(folders, recursive=False, as_json=False):
     """`list`: prints the checkpoints in folders, and the bundled model last."""
-    own, newest = entries_in(folders, recursive), newest_model()
+    found, newest = candidates(folders, recursive), newest_model()
+    own = entries_in(found)
     entries = own + bundled_entries()
     for entry in entries:                    # as in `model_to_use`
         name = entry["file"]
@@ -121,7 +122,7 @@ def list_models(folders, recursive=False, as_json=False):
         print("\n* chat, generate, lens, eval, serve and info use this model if none is named")
     if any("problem" in entry for entry in entries):
         print("\n`info FILE` reports what is wrong with an incomplete or unreadable file")
-    if not own:
+    if not own and not any(is_bundled(path) for _, path in found):
         print(f"\nno checkpoint found here; train one with:\n    {typed(Model.program)} train")
 
 def list_verb(add):

@@ -4,11 +4,11 @@ This module needs no GPU and no numba-cuda until a verb runs, so `--help` works 
 """
 import argparse
 import os
-import sys
 from dataclasses import dataclass, fields, make_dataclass, replace
 from functools import partial
 
 import nanoeuler as ne
+from bpe import note
 from nanoeuler import arg, MODEL, RUN
 from nanoeuler_parts.gpu.doctor import links_found, nccl_found, report
 from nanoeuler_parts.gpu.place import PLACE
@@ -38,9 +38,9 @@ class CountsGpus:
         before = start.state.options.get("gpus", 1) if start.state.options else PLACE.size
         if before != PLACE.size:
             start = start._replace(state=replace(start.state, micro_batch=None))
-            print(f"note: {out} was trained on {ne.counted(before, 'GPU')}, and continues on "
-                  f"{PLACE.size}: its results will differ by rounding from those of a run on an "
-                  f"unchanged number", file=sys.stderr)
+            note(f"{out} was trained on {ne.counted(before, 'GPU')}, and continues on "
+                 f"{PLACE.size}: its results will differ by rounding from those of a run on an "
+                 f"unchanged number")
         options.gpus = PLACE.size
         super().__init__(out, start, options, engine)
 

@@ -1,14 +1,13 @@
 """The verb `plot`: draws the loss curves of logs, as a picture or in the terminal."""
 import os
 import string
-import sys
 
 import numpy as np
 
-from bpe import regular, UserError
+from bpe import note, printable, regular, UserError
 from nanoeuler import arg, FORCE, out, refuse_overwrite
 from nanoeuler_parts.files.logs import read_log
-from nanoeuler_parts.files.writing import need_another
+from nanoeuler_parts.files.writing import need_another, replacing
 
 LETTERS = string.ascii_letters               # each stands for a curve in the terminal
 
@@ -55,8 +54,8 @@ def plot(logs, out, force=False):
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        print(f"note: {out} needs matplotlib (pip install matplotlib); drawing in the terminal "
-              f"instead", file=sys.stderr)
+        note(f"{out} needs matplotlib (pip install matplotlib); drawing in the terminal "
+             f"instead")
         return plot_terminal(curves, last_step, low, high)
     need_picture(out, logs, force)
     figure = Figure(figsize=(8, 5))
@@ -66,16 +65,19 @@ def plot(logs, out, force=False):
         axes.plot(xy[:, 0], xy[:, 1], label=f"{path} {key}", marker=marker, linewidth=1)
     axes.set(xlabel="step", ylabel="bits per byte", ylim=(low - 0.1, high))
     axes.legend(framealpha=1)                # opaque, as PostScript cannot do transparency
+    kind = os.path.splitext(out)[1][1:] or "png"         # as `savefig` chooses it
+    out = out if os.path.splitext(out)[1] else f"{out}.png"
     try:
-        figure.savefig(out, dpi=120, bbox_inches="tight")
-    except (ValueError, RuntimeError) as e:  # an unknown format, or one that needs TeX
-        raise UserError(f"{out}: {e}") from None
-    print(f"wrote {out}")
+        with replacing(out, "free disk space, or choose another --out") as temporary:
+            figure.savefig(temporary, format=kind, dpi=120, bbox_inches="tight")
+    except (RuntimeError, ValueError) as e:  # an unknown format, or one that needs TeX
+        raise e if isinstance(e, UserError) else UserError(f"{out}: {e}") from None
+    print(f"wrote {printable(out)}")
 
 def plot_terminal(curves, last_step, low, high, width=72, height=20):
     """Draws each curve with its own letter.  A column shows the mean of the steps it covers."""
     if len(curves) > len(LETTERS):
-        raise UserError(f"expected at most {len(LETTERS)} curves in the terminal, got "
+        raise UserError(f"expected at most {len(LETTERS)} curves in the terminal, found "
                         f"{len(curves)}; name fewer logs, or install matplotlib for a picture")
     grid = np.full((height, width), " ")
     for letter, xy in zip(LETTERS, curves.values()):
@@ -91,7 +93,7 @@ def plot_terminal(curves, last_step, low, high, width=72, height=20):
     first, last = "step 0", str(int(last_step))          # below the two ends of the line
     print(" " * len("bits/byte ") + first + last.rjust(width - len(first)))
     for letter, (path, key) in zip(LETTERS, curves):
-        print(f"    {letter}  {path} {key}")
+        print(f"    {letter}  {printable(path)} {key}")
 
 def plot_verb(add):
     add(plot, arg("logs", nargs="*", default=["nanoeuler.jsonl"], help="training logs to plot"),

@@ -7,10 +7,11 @@ import sys
 import time
 from dataclasses import asdict
 
-from bpe import need, read_bytes, reading, UserError
+from bpe import need, note, read_bytes, reading, UserError
 from nanoeuler import counted, messages_in, MOST_SILENT, Pace, sha256_of, shown_logprobs, Speaker
 from nanoeuler_parts.files.logs import lock
 from nanoeuler_parts.files.texts import parse_json, record_lines
+from nanoeuler_parts.files.writing import naming
 
 # Each line of the file is JSON: a text, {"prompt": text} or {"messages": [{"role": .., "content":
 # ..}, ..]}.  An object may have further fields, which its answer keeps.  Blank lines are skipped.
@@ -80,7 +81,7 @@ def object_in(line):
 def generate_file(path, file, out, decoder, batch, truncate, force, options):
     """`generate --file`: answers all prompts of a file.  A second start continues after the answers
     that `out` already holds."""
-    need(0 < batch <= 1 << 16, f"--batch is {batch}, expected 1 to {1 << 16}")
+    need(0 < batch <= 1 << 16, f"--batch: expected 1 to {1 << 16}, found {batch}")
     need(os.path.realpath(out) not in map(os.path.realpath, (path, file)),
          f"{out} would replace an input file; choose another --out")
     speaker = Speaker(file, decoder, options)
@@ -98,8 +99,7 @@ def generate_file(path, file, out, decoder, batch, truncate, force, options):
         done = answers_there(f, [record for record, _ in records], keys, out)
         if done:
             rest = "generating the rest" if done < len(records) else "nothing is left to do"
-            print(f"note: {out} already has {done:,} of {counted(len(records), 'answer')}; {rest}",
-                  file=sys.stderr, flush=True)
+            note(f"{out} already has {done:,} of {counted(len(records), 'answer')}; {rest}")
         waiting, pace, told = {}, Pace(), time.perf_counter()
         ids = [ids for _, ids in records[done:]]
         for number, replies in speaker.answers_to(ids, options, batch, pace, first=done):
@@ -107,14 +107,16 @@ def generate_file(path, file, out, decoder, batch, truncate, force, options):
             while done in waiting:
                 answer = {**records[done][0], "answers": [told_of(r) for r in waiting.pop(done)],
                           "key": keys[done]}
-                f.write(json.dumps(answer, ensure_ascii=False).encode(errors="replace") + b"\n")
-                f.flush()
+                with naming(out):
+                    f.write(json.dumps(answer, ensure_ascii=False).encode(errors="replace")
+                            + b"\n")
+                    f.flush()
                 done += 1
             if time.perf_counter() - told > MOST_SILENT:
                 told = time.perf_counter()
                 print(f"{done:,} of {counted(len(records), 'answer')}, {pace}", file=sys.stderr,
                       flush=True)
-        print(f"note: {counted(len(records), 'answer')} in {out}; {pace}", file=sys.stderr)
+        note(f"{counted(len(records), 'answer')} in {out}; {pace}")
 
 def told_of(reply):
     """The fields of one answer in a line of the output"""

@@ -9,13 +9,13 @@ import importlib
 import json
 import os
 import re
-import sys
 from dataclasses import fields, replace
 from typing import NamedTuple
 
-from bpe import need, printable, read_bytes, reading, UserError
+from bpe import need, note, printable, read_bytes, reading, UserError
 from nanoeuler import (
-    chat_ids, ChatSampling, counted, for_terminal, problem, refuse_overwrite, rng_of, type_of,
+    chat_ids, ChatSampling, counted, digits_of, for_terminal, KINDS, limits_of, problem,
+    refuse_overwrite, rng_of, SettingError, type_of,
 )
 from nanoeuler_parts.files.texts import parse_json
 from nanoeuler_parts.files.writing import replacing
@@ -74,7 +74,7 @@ class Terminal:
                     self.after_reply()
                     self.after_reply = None
         except (UserError, ModuleNotFoundError, OSError) as e:
-            print(f"note: {printable(problem(e))}", file=sys.stderr)
+            note(problem(e))
 
     def run(self, name, argument):
         command = NAMES.get(name)
@@ -118,8 +118,8 @@ class Terminal:
         for role, text in messages:
             print(f"{role}: {for_terminal(text)}")
         if n := len(self.speaker.dropped):
-            print(f"note: the context is full; the model no longer reads the oldest "
-                  f"{counted(n, 'message')}", file=sys.stderr)
+            note(f"the context is full; the model no longer reads the oldest "
+                 f"{counted(n, 'message')}")
 
     def system(self, text):
         if text:
@@ -135,21 +135,24 @@ class Terminal:
              f"start it with --{name}")
         near = difflib.get_close_matches(name, SETTINGS, n=1)
         need(not name or name in SETTINGS, f"/set: expected the name of a setting, found "
-             f"{name!r:.40}" + "".join(f" (did you mean {x}?)" for x in near) + "; /set lists all")
+             f"{name!r:.40}" + "".join(f" (did you mean {typed_name(x)}?)" for x in near) +
+             "; /set lists all")
         if value:
             self.speaker.options = self.changed(name, value)
             if name == "seed":
                 self.speaker.rng = rng_of(self.speaker.options.seed)
         for name in [name] if name else SETTINGS:
-            print(f"{name} {shown(getattr(self.speaker.options, name))}")
+            print(f"{typed_name(name)} {shown(getattr(self.speaker.options, name))}")
 
     def changed(self, name, value):
         """The settings with a new value of one, which is checked"""
         try:
             options = replace(self.speaker.options, **{name: value_of(name, value)}).check()
             self.speaker.constraint(options)             # reports an error in a JSON schema
+        except SettingError as e:
+            raise UserError(e.message(lambda name: f"/set {typed_name(name)}")) from None
         except UserError as e:
-            raise UserError(f"/set {name}: {e}") from None
+            raise UserError(f"/set {typed_name(name)}: {e}") from None
         return options
 
     def temperature(self, value):
@@ -158,7 +161,7 @@ class Terminal:
     def save(self, argument):
         """Writes the conversation as one JSON line, which `sft --data` and `generate --file` read.
         A file that this chat has not written or loaded is replaced only with --force."""
-        force, name = re.fullmatch(r"(--force\s+)?(.*)", argument, re.DOTALL).groups()
+        force, name = re.fullmatch(r"(--force(?:\s+|$))?(.*)", argument, re.DOTALL).groups()
         path = path_of(name, "/save")
         self.said_in_chat()
         need(self.speaker.said, "/save: expected a conversation, found no messages; ask a question "
@@ -266,7 +269,7 @@ def completions(line, word):
     elif command in ("/save", "/load"):
         words = glob.glob(f"{glob.escape(word)}*")
     else:
-        words = SETTINGS if command == "/set" and " " not in argument else ()
+        words = map(typed_name, SETTINGS) if command == "/set" and " " not in argument else ()
     return [x for x in words if x.startswith(word)]
 
 # ---- settings and files
@@ -284,25 +287,27 @@ def value_of(name, text):
     try:
         return kind(text)
     except ValueError:
-        numbers = {int: "a whole number", float: "a number"}
-        low, high = SETTINGS[name].metadata["range"]
-        limits = f", {low:g} to {high:g}" if high < 1 << 40 else ""
-        raise UserError(f"expected {numbers[kind]}{limits}, found {text!r:.40}") from None
+        raise UserError(f"expected {KINDS[kind]}, {limits_of(SETTINGS[name])}, found {text!r:.40}"
+                        ) from None
 
 def shown(value):
     """A setting's value, as the user would type it"""
     if isinstance(value, float):
-        return f"{value:g}"
+        return digits_of(value)
     return printable(json.dumps(value, ensure_ascii=False) if isinstance(value, list) else
                      str(value) or '""')
 
 def path_of(name, command):
     """The path that a user typed, perhaps in quotes; ~ is the home directory"""
+    if name[:1] == name[-1:] and name[:1] in ("'", '"') and len(name) > 1:
+        name = name[1:-1]
     need(name, f"{command}: expected the name of a file, found none; type {command} FILE")
     need("\0" not in name, f"{command}: expected a name without the character NUL")
-    if name[0] == name[-1] and name[0] in "'\"" and len(name) > 2:
-        name = name[1:-1]
     return os.path.expanduser(name)
+
+def typed_name(name):
+    """The name of a setting as a user types it: top-p, like the flag --top-p"""
+    return name.replace("_", "-")
 
 def conversation_in(path):
     """([(role, text)], does the file hold nothing else?) of a file with one conversation: in a form

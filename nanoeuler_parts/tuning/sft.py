@@ -118,7 +118,7 @@ class SftRun(Run):
     verb, kind = "sft", "chat"
     Options = SftOptions
     begins_with, made_by = "nanoeuler.bin", "train"
-    larger_data = "data/alpaca.json"
+    larger_data, length_flag = "data/alpaca.json", "--epochs"
     held_scope, most_final = "all held-out responses", sys.maxsize
     last_loss = math.inf                     # of the latest step: cross-entropy of head 0, in nats
     against_overfitting = against_forgetting = "fewer --epochs or more examples"

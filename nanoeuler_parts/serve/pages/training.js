@@ -96,14 +96,16 @@ function renew(run, found) {
   run.step = isCount(found.step) ? found.step : 0;
   run.planned = isCount(found.n_steps) ? found.n_steps : 0;
   run.ms = within(found.ms, RANGES.ms) ? found.ms : 0;
+  run.stopped = found.stopped === true;
 }
 
 const hasEnded = (run) => run.planned > 0 && run.step >= run.planned;
 const isQuiet = (run) => run.age > Math.max(QUIET, QUIET_STEPS * run.ms / 1000);
-const trains = (run) => !hasEnded(run) && !isQuiet(run);
+const trains = (run) => !hasEnded(run) && !run.stopped && !isQuiet(run);
 
 function state(run) {
   if (hasEnded(run)) return `ended ${duration(run.age)} ago`;
+  if (run.stopped) return `stopped ${duration(run.age)} ago`;
   return isQuiet(run) ? `no news for ${duration(run.age)}` : "training";
 }
 
@@ -533,6 +535,7 @@ function draw() {
 // say, and the milliseconds of the latest ones
 function timeOf(run, step, ms) {
   if (hasEnded(run)) return ["ended", `${duration(run.age)} ago`];
+  if (run.stopped) return ["stopped", `${duration(run.age)} ago`];
   if (isQuiet(run)) return ["no news for", duration(run.age)];
   const isKnown = run.planned && Number.isFinite(ms);
   return ["time left", isKnown ? duration((run.planned - step) * ms / 1000) : "not known yet"];
