@@ -108,15 +108,26 @@ def recording(init, known):
     return made
 
 
-def record(frame, known):
-    path = Path(frame.f_code.co_filename)
-    if not path.is_relative_to(ROOT):
-        return
-    around = [x for x in conditions(str(path.relative_to(ROOT)))
-              if x.first <= frame.f_lineno <= x.last]
+def first_false(frame, line):
+    """The first false operand of the check in this line of a frame"""
+    path = str(Path(frame.f_code.co_filename).relative_to(ROOT))
+    parts = [x.operands for x in conditions(path) if x.first <= line <= x.last][-1]
     names = {**frame.f_globals, **frame.f_locals}
-    parts = around[-1].operands
-    key = next(key for key, code in parts if len(parts) == 1 or not eval(code, names))
+    return next(key for key, code in parts if len(parts) == 1 or not eval(code, names))
+
+
+def of_error(error):
+    """The same for an error that was caught"""
+    calls, trace = [], error.__traceback__
+    while trace:
+        calls.append(trace)
+        trace = trace.tb_next
+    assert calls[-1].tb_frame.f_code.co_name in CHECKS, error
+    return first_false(calls[-2].tb_frame, calls[-2].tb_lineno)
+
+
+def record(frame, known):
+    key = first_false(frame, frame.f_lineno)
     if key not in known:
         known.add(key)
         with open(os.environ[SEEN], "a", encoding="utf-8") as f:
@@ -161,9 +172,10 @@ def compare(session, false):
     if os.environ.get("NEVER_FALSE") == "write":
         LIST.write_text("".join(f"{key}\n" for key in sorted(never)), encoding="utf-8")
         return
-    for key in sorted(listed - never):
-        say(f"remove this line from tests/never_false.txt, its condition was false or is gone: "
-            f"{key}")
+    gone = sorted(listed - never)
+    if gone:
+        say(f"note: {len(gone)} conditions in tests/never_false.txt were false or are gone; remove "
+            f"them: {', '.join(gone[:5])}{', ...' * (len(gone) > 5)}")
     for key in sorted(never - listed):
         say(f"false in no test; write one in which it is: {key}")
     if never - listed and session.exitstatus == 0:

@@ -340,18 +340,16 @@ def keep_kernels(folder, changed, before, reached):
         with open(index, "rb") as f:
             version = pickle.load(f)
             stamp, overloads = pickle.load(f)
-        if not isinstance(stamp[0], tuple):  # a kernel of the GPU: it has stamps of its own
-            continue
+        if not isinstance(stamp, tuple) or not isinstance(stamp[0], bytes):
+            continue                         # a kernel of the GPU has another kind of stamp
         own = index.parent.parent / f"{module}.py" == folder / changed
         if not own and after.get(stamp[1], stamp[1]) == stamp[1] and function not in reached:
             continue
         if function in reached:
             index.unlink()
             continue
-        if own:
-            stat = (folder / changed).stat()
-            stamp = (stat.st_mtime, stat.st_size), *stamp[1:]
-        stamp = stamp[0], after.get(stamp[1], stamp[1])
+        source = hashlib.sha256((folder / changed).read_bytes()).digest() if own else stamp[0]
+        stamp = source, after.get(stamp[1], stamp[1])
         index.write_bytes(pickle.dumps(version) + pickle.dumps((stamp, overloads)))
 
 

@@ -1,0 +1,145 @@
+"""Values that a check rejects, one for each operand of its condition. The program's own operands
+decide which one was false (conditions.py)."""
+import math
+from dataclasses import replace
+
+import conditions
+import numpy as np
+import pytest
+from helpers import TINY, random_flat
+
+import bpe
+import nanoeuler as ne
+from nanoeuler_parts.interchange import llama
+from nanoeuler_parts.serve import explain, ollama, protocol, responses
+
+pytestmark = pytest.mark.unit
+YARN = dict(rope_scaling="yarn", rope_original=8, rope_factor=2.0)
+LLAMA = dict(model_type="llama", hidden_size=8, num_attention_heads=2, num_hidden_layers=2,
+             intermediate_size=12, vocab_size=262, max_position_embeddings=16)
+QWEN = {**LLAMA, "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4,
+        "max_window_layers": 0, "num_key_value_heads": 2}
+
+
+def config(**changes):
+    return lambda: replace(TINY, **changes).check()
+
+
+def llama_of(entries, **changes):
+    return lambda: llama.llama_config({**entries, **changes})
+
+
+def scaled(**rope):
+    return llama_of(LLAMA, rope_scaling=rope)
+
+
+def step(*parts):
+    return lambda: ne.Decoder.check(Checked, [ne.Part(*x) for x in parts])
+
+
+class Checked:
+    """As much of a Decoder as its check of parts reads"""
+    cfg, texts = TINY, [[], []]
+
+
+def run(tokens, **changes):
+    def act():
+        model = ne.Model(TINY, random_flat(TINY, 1, np.float32))
+        model.run(ne.LOSS, np.array(tokens, np.int32), **changes)
+    return act
+
+
+def checked(known, **body):
+    return lambda: protocol.checked(body, known)
+
+
+V, T = TINY.vocab_size, TINY.seq_len
+CASES = {
+    "Config.check": [
+        config(rope_scaling="ntk"), config(**{**YARN, "rope_original": None}),
+        config(**YARN, rope_low=4.0, rope_high=4.0), config(**YARN, rope_low=5.0),
+        config(**YARN, rope_theta=1.0), config(n_head=3, n_kv_head=2), config(head_dim=3)],
+    "Decoder.check": [
+        step(), step((0, [1], 1), (0, [1], 1)), step((-1, [1], 1)), step((2, [1], 1)),
+        step((0, [], 0)), step((0, [1], -1)), step((0, [1], 2)), step((0, [-1], 1)),
+        step((0, [V], 1))],
+    "Model.run": [
+        run(np.zeros((1, 0))), run(np.zeros((1, T + 1))), run([[-1]]), run([[V]])],
+    "messages_in": [
+        lambda: ne.messages_in("x", "m"), lambda: ne.messages_in([], "m"),
+        lambda: ne.messages_in([5], "m"), lambda: ne.messages_in([("user", "x", "y")], "m")],
+    "checked_message": [
+        lambda: ne.messages_in([(5, "x")], "m"), lambda: ne.messages_in([("robot", "x")], "m")],
+    "text_of": [
+        lambda: ne.messages_in([("user", [{"type": "image"}])], "m"),
+        lambda: ne.messages_in([("user", 5)], "m")],
+    "need_thinking": [lambda: ne.Sampling(thinking="maybe").check()],
+    "Sampling.check": [lambda: ne.Sampling(stop=[""]).check(),
+                       lambda: ne.Sampling(stop=[5]).check()],
+    "need_llama": [llama_of(LLAMA, model_type=""), llama_of(LLAMA, model_type="gpt2")],
+    "llama_config": [llama_of(LLAMA, hidden_act="gelu"),
+                     llama_of(LLAMA, quantization_config={"bits": 4})],
+    "window_of": [
+        lambda: llama.window_of({**QWEN, "sliding_window": -1}),
+        llama_of(LLAMA, sliding_window=4), llama_of(QWEN, layer_types=[llama.FULL]),
+        llama_of(QWEN, layer_types=[llama.FULL, llama.SLIDING]),
+        llama_of(QWEN, layer_types=[llama.FULL, "chunked"])],
+    "rope_entries": [llama_of(LLAMA, rope_parameters={
+        llama.FULL: {"rope_theta": 1e4}, llama.SLIDING: {"rope_theta": 1e5}})],
+    "number_in": [scaled(rope_type="linear"), scaled(rope_type="linear", factor="2"),
+                  scaled(rope_type="linear", factor=math.inf)],
+    "scaling_of": [scaled(rope_type="dynamic", factor=2.0),
+                   scaled(rope_type="yarn", factor=2.0, truncate=False)],
+    "train": [lambda: bpe.train(b"ab", 256), lambda: bpe.train(b"ab", bpe.MAX_VOCAB + 1)],
+    "number.check": [
+        checked(protocol.OF_CHAT, temperature="1"), checked(protocol.OF_CHAT, temperature=-0.1),
+        checked(protocol.OF_CHAT, temperature=100.5)],
+    "flag": [checked(protocol.OF_CHAT, stream=1)],
+    "text": [checked(protocol.OF_CHAT, model=1)],
+    "stops": [
+        checked(protocol.OF_CHAT, stop=5), checked(protocol.OF_CHAT, stop=["x"] * 1000),
+        checked(protocol.OF_CHAT, stop=[""])],
+    "stream_options": [checked(protocol.OF_CHAT, stream_options=5),
+                       checked(protocol.OF_CHAT, stream_options={"x": 1})],
+    "response_format": [
+        checked(protocol.OF_CHAT, response_format=5),
+        checked(protocol.OF_CHAT, response_format={"type": "xml"}),
+        checked(protocol.OF_CHAT, response_format={"type": "text", "x": 1}),
+        checked(protocol.OF_CHAT, response_format={"type": "json_schema"}),
+        checked(protocol.OF_CHAT, response_format={"type": "json_schema",
+                                                   "json_schema": {"schema": 5}}),
+        checked(protocol.OF_CHAT, response_format={"type": "json_schema",
+                                                   "json_schema": {"schema": {}, "x": 1}})],
+    "only.check": [checked(protocol.OF_CHAT, min_tokens=3)],
+    "thinking": [checked(protocol.OF_CHAT, chat_template_kwargs=5),
+                 checked(protocol.OF_CHAT, chat_template_kwargs={"x": 1})],
+    "checked": [checked(protocol.OF_CHAT, nonsense=1)],
+    "sampled": [lambda: protocol.sampled({"repeat_penalty": 1.1, "repetition_penalty": 1.1})],
+    "parse": [lambda: protocol.parse(b"[]")],
+    "options": [checked(ollama.OF_CHAT, options=5)],
+    "reply_format": [checked(ollama.OF_CHAT, format="xml")],
+    "not_stored": [checked(responses.PARAMETERS, store=True)],
+    "truncation": [checked(responses.PARAMETERS, truncation="some")],
+    "text_format": [checked(responses.PARAMETERS, text=5),
+                    checked(responses.PARAMETERS, text={"x": 1})],
+    "Explainer.check": [lambda ids=ids: explain.Explainer.check(Vocab, ids, 2)
+                        for ids in (5, [], [1, 1, 1], [-1])],
+}
+
+
+class Vocab:
+    vocab = [b"a", b"b"]
+
+
+@pytest.mark.parametrize("function", CASES)
+def test_each_operand_rejects_a_value_of_its_own(function):
+    """For each operand there is a value that only it rejects. A new operand needs a new value."""
+    found = []
+    for call in CASES[function]:
+        with pytest.raises((ne.UserError, protocol.Refusal)) as e:
+            call()
+        found.append(conditions.of_error(e.value))
+    assert {key.split(": ")[0].split(" ")[1] for key in found} == {function}
+    where = {key.split(": ")[0] for key in found}
+    every = {key for key in conditions.all_operands() if key.split(": ")[0] in where}
+    assert every <= {*found}, every - {*found}
