@@ -77,6 +77,16 @@ def test_a_setting_has_its_type(cls):
                 with_value(cls, f.name, value).check()
 
 
+def test_each_number_among_the_flags_is_a_setting():
+    """So that the tests above try the limits of all flags. The threads are a case of their own."""
+    parsers = ne.Parser().add_subparsers()
+    ne.add_verbs(parsers, ne.VERBS, chosen=[name for name, *_ in ne.VERBS])
+    names = {f.name for _, f in FIELDS} | {"threads"}
+    numbers = {(verb, action.dest) for verb, parser in parsers.choices.items()
+               for action in parser._actions if action.type in (int, float)}
+    assert len(numbers) > 100 and not {(verb, name) for verb, name in numbers if name not in names}
+
+
 # ---- parameters of requests
 BODIES = {"completions": protocol.OF_COMPLETION, "chat": protocol.OF_CHAT,
           "ollama's options": ollama.OPTIONS, "responses": responses.PARAMETERS}
