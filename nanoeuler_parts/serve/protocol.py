@@ -639,14 +639,9 @@ def need_known_keys(place, message, name):
                       "unsupported_parameter")
 
 
-ONE_AT_A_TIME = threading.Lock()
-
-
 def checking(work):
     """A context in which the rendering of a third-party template ends if the client leaves"""
     from nanoeuler_parts.interchange import templates
-    if not hasattr(templates, "checking"):
-        return ONE_AT_A_TIME
     return templates.checking(lambda: need_client(work.gone))
 
 
