@@ -19,9 +19,10 @@ import conditions
 import numba
 import numpy as np
 import pytest
+from cpu_times import CpuTimes
 from examples import ADD, LITTLE
-from helpers import (FAST, MACHINE, MAY_BE_SKIPPED, ROOT, TEXT, TINY, modules, nanoeuler, never,
-                     ok, random_flat, run, told)
+from helpers import (FAST, MACHINE, MAY_BE_SKIPPED, QUICK, ROOT, TEXT, TINY, modules, nanoeuler,
+                     never, ok, random_flat, run, told)
 from hypothesis import settings
 
 import nanoeuler as ne
@@ -29,6 +30,11 @@ from nanoeuler_parts.machine.cpu import DTYPE
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--cpu-times", metavar="FILE", help="append the CPU seconds of each test to "
+                     "FILE; python tests/cpu_times.py FILE prints their sums")
 
 
 def pytest_configure(config):
@@ -39,21 +45,27 @@ def pytest_configure(config):
     modules()
     config.pluginmanager.register(children)
     config.pluginmanager.register(conditions)
+    if config.option.cpu_times and not getattr(config.option, "numprocesses", None):
+        config.pluginmanager.register(CpuTimes(config.option.cpu_times))
+    if "not slow" in config.option.markexpr:             # workers inherit it
+        os.environ[QUICK] = "yes"
+        numba.set_num_threads(1)             # two workers with two threads wait for each other
     if "NANOEULER_BITS" in os.environ:       # of other widths, compiled anew and not kept
         return
     if not hasattr(config, "workerinput"):
         for dtype in {"f32", DTYPE}:
             ne.compile_kernels(dtype)
+        ne.fill_cache(ne.gradient_kernels("f64"))        # else each worker compiles them
     ne.compile_gradient()
     ne.compile_updates()
 
 
 # The files that take half a minute and more, the longest first: begun last, one would leave the
 # other worker without work.
-LONG = ("test_cuda_kernels.py", "test_twin.py", "test_bpe.py", "test_cuda_launches.py",
-        "test_ops.py", "test_start.py", "test_cuda_program.py", "test_resume.py",
+LONG = ("test_cuda_kernels.py", "test_pages.py", "test_serve.py", "test_cuda_launches.py",
+        "test_ops.py", "test_start.py", "test_bpe.py", "test_cuda_program.py", "test_resume.py",
         "test_generate.py", "test_inference.py", "test_attack.py", "test_check.py",
-        "test_install.py", "test_serve.py", "test_pages.py")
+        "test_install.py", "test_twin.py")
 
 
 # Files that do not say it themselves: the GPU program's, and two of the decoder
@@ -69,6 +81,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(mark)
     places = {name: i for i, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
+
+
+def pytest_collection_finish():
+    """No collection of garbage need look through PyTorch, Numba and all else that is there before
+    the tests, again and again: a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
@@ -190,9 +209,9 @@ def trained(tmp_path_factory, text):
     return folder
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, text):
-    """A directory with a base checkpoint of 3 steps, 2 layers, context 160, and examples."""
+@pytest.fixture(scope="session")
+def trained_base(tmp_path_factory, text):
+    """The directory that `base` copies"""
     folder = tmp_path_factory.mktemp("base")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ne.PRESETS, "small", LITTLE)
@@ -200,6 +219,12 @@ def base(tmp_path_factory, text):
              "--batch", 320, "--out", folder / "nanoeuler.bin")
     (folder / "add.json").write_text(json.dumps(ADD), encoding="utf-8")
     return folder
+
+
+@pytest.fixture(scope="module")
+def base(trained_base, tmp_path_factory):
+    """A directory with a base checkpoint of 3 steps, 2 layers, context 160, and examples."""
+    return shutil.copytree(trained_base, tmp_path_factory.mktemp("base"), dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="session")
@@ -295,9 +320,7 @@ def dry():
 
 @pytest.fixture(scope="module")
 def old_objects_are_no_garbage():
-    """Model.fitting of the GPU collects garbage.  It need not look through PyTorch, Numba and all
-    else that was there before these tests: 1.5 s a call."""
+    """Model.fitting of the GPU collects garbage.  It need not look through what the tests of other
+    files have left."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()

@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import io
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import numba
 import numpy as np
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
@@ -21,9 +23,11 @@ TEXT = ROOT / "data" / "shakespeare.txt"
 
 import warm
 
+import bpe
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.files.safetensors import NO_HASH
+from nanoeuler_parts.machine.compiling import FILES
 
 TINY = ne.Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=2, n_hidden=12, seq_len=8,
                  vocab_size=262, n_mtp=2)
@@ -47,6 +51,39 @@ MAY_BE_SKIPPED = (
     "root may write everywhere",             # of a container
     "a tmpfs cannot be mounted here",        # RLIMIT_FSIZE stands in for it
 )
+
+# ---- `make test` takes minutes, `make test-all` takes all cases
+QUICK = "NANOEULER_QUICK_TESTS"              # conftest.py sets it where slow tests are left out
+
+
+def some(n):
+    """The number of repetitions of a test: n, or in `make test` a third, at least 5."""
+    return min(n, max(5, n // 3)) if QUICK in os.environ else n
+
+
+def drawn(n):
+    """Hypothesis draws n examples, or in `make test` some of them."""
+    return settings(max_examples=some(n))
+
+
+def few(values, n):
+    """The values of a parametrization, of which `make test` takes n, evenly spread."""
+    values = list(values)
+    quick = {i * (len(values) - 1) // max(1, n - 1) for i in range(n)}
+    return [value if i in quick else slow(value) for i, value in enumerate(values)]
+
+
+def slow(*values):
+    """A case that only `make test-all` takes"""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def kept(function):
+    """numba.njit for a function of a test that calls large ones of the programs.  The compiled
+    function is kept on disk, as long as the test and all that it may call are unchanged."""
+    files = [*FILES, str(ROOT / "nanoeuler.py"), str(ROOT / "bpe.py")]
+    return bpe.jit(files=files, cache=bpe.CACHE)(function)
+
 
 STARTED = f"python {shlex.quote(str(ROOT / 'nanoeuler.py'))}"       # as its advice spells it
 

@@ -21,7 +21,8 @@ import regex
 import tiktoken
 import tokenizers
 import warm
-from hypothesis import given, settings
+from helpers import drawn, slow
+from hypothesis import given
 from hypothesis import strategies as st
 from texts import PIECES, TORTURE, torture
 from tokenizers import models, pre_tokenizers, trainers
@@ -111,14 +112,14 @@ def test_merges_and_ids_equal_tokenizers(text, vocab_size):
     assert ours.encode(TORTURE).tolist() == peer_of(ours).encode(TORTURE).ids
 
 
-@settings(max_examples=60)
+@drawn(60)
 @given(st.text(st.sampled_from("ab c'1\n"), max_size=400), st.integers(256, 300))
 def test_merges_equal_tokenizers_on_any_text(text, vocab_size):
     ours = bpe.train(text.encode(), vocab_size, ())
     assert ours.merges == huggingface(text, vocab_size)
 
 
-@settings(max_examples=150)
+@drawn(150)
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=40).map("".join))
 def test_ids_equal_tokenizers_on_any_text(small, wild, text):
     for ours in (small, wild):
@@ -133,15 +134,19 @@ def test_ids_equal_tiktoken_with_gpt2_merges(gpt2):
     assert ours.encode("Hello world").tolist() == [15496, 995]
 
 
-def test_class_of_every_code_point():
+@pytest.mark.parametrize("every", [211, slow(1)])
+def test_class_of_every_code_point(every):
     """Merges of a letter, a digit, a dot with any next byte: they happen inside a word only, so the
-    ids of "a?", "1?" and ".?" show the class of ?. All code points, tiktoken beside us."""
+    ids of "a?", "1?" and ".?" show the class of ?. All code points, or some and those at the ends
+    of each run of a class, tiktoken beside us."""
     merges = [(head, c) for head in "a1." for c in bpe.CHAR_OF_ID]
     names = bpe.CHAR_OF_ID + ["".join(pair) for pair in merges]
     ours = bpe.Tokenizer({s: k for k, s in enumerate(names)}, merges)
     theirs = tiktoken.Encoding("pairs", pat_str=GPT2, special_tokens={},
                                mergeable_ranks={t: k for k, t in enumerate(ours.vocab)})
-    points = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    edges = np.flatnonzero(np.diff(bpe.CLASSES[:0x110000], append=bpe.INVALID))
+    chosen = sorted({*range(0, 0x110000, every), *edges.tolist(), *(edges[:-1] + 1).tolist()})
+    points = [chr(c) for c in chosen if not 0xD800 <= c < 0xE000]
     for i in range(0, len(points), 100_000):
         text = "".join(f"a{c}\n1{c}\n.{c}\n" for c in points[i:i + 100_000])
         assert ours.encode(text).tolist() == theirs.encode_ordinary(text)
@@ -163,7 +168,7 @@ def test_words_equal_the_pattern():
         assert cut(data) == words(data)
 
 
-@settings(max_examples=200)
+@drawn(200)
 @given(st.lists(st.sampled_from([p.encode() for p in PIECES]) | st.binary(max_size=6),
                 max_size=30).map(b"".join))
 def test_words_of_any_bytes(data):
@@ -345,7 +350,7 @@ def test_nothing_depends_on_the_factor(monkeypatch):
 
 
 # ---- encoding
-@settings(max_examples=200)
+@drawn(200)
 @given(st.binary(max_size=200))
 def test_any_bytes_survive(small, wild, data):
     for tokenizer in (small, wild):
@@ -420,7 +425,7 @@ REPEATED = st.builds(lambda piece, n: piece * n, st.text("abc", min_size=1, max_
                      st.integers(1, 25))
 
 
-@settings(max_examples=300)
+@drawn(300)
 @given(merges_in_any_order(), st.lists(REPEATED, min_size=1, max_size=4).map("".join))
 def test_passes_and_tree_merge_alike(merges, text):
     """The tree alone, passes alone, and the tree after some passes, as Python runs them."""
@@ -963,7 +968,8 @@ def test_no_folder_for_kernels_at_all(nowhere):
     """Compiled anew each time; nothing is put where somebody else may write."""
     start, temporary = nowhere
     (temporary / f"nanoeuler-cache-{os.geteuid()}").touch()
-    assert "(not set)" in one_note(start()) and "every start compiles" in one_note(start())
+    note = one_note(start())
+    assert "(not set)" in note and "every start compiles" in note
     given = str(temporary.parent / "t" / "below")           # below a file
     note = one_note(start(NUMBA_CACHE_DIR=given))
     assert f"({given})" in note and "every start compiles" in note

@@ -5,8 +5,8 @@ import signal
 
 import numpy as np
 import pytest
-from helpers import needs, nanoeuler, ok, outcome, refused, run, signalled, told
-from hypothesis import given, settings
+from helpers import drawn, nanoeuler, needs, ok, outcome, refused, run, signalled, told
+from hypothesis import given
 from hypothesis import strategies as st
 
 import bpe
@@ -145,7 +145,7 @@ def row_of(messages, learned_from=0):
     return ne.chatml_row(messages, learned_from, TOKENIZER, lambda x: TOKENIZER.encode(x.encode()))
 
 
-@settings(max_examples=150)
+@drawn(150)
 @given(conversations, texts)
 def test_a_row_is_what_a_chat_reads_and_says(messages, answer):
     """Up to the last answer it is the conversation as `chat` gives it to the model; only what

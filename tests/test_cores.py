@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import ROOT, ok
+from helpers import ROOT, ok, slow
 from models import TINY_CONFIGS
 from numba import njit, set_num_threads
 
@@ -65,14 +65,16 @@ def hashes(dtype, configs, batches, threads=THREADS, n=16, before="", **env):
     return json.loads(ok(result))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_bits_do_not_depend_on_the_threads(dtype):
+@pytest.mark.parametrize("dtype, names, threads", [
+    *((dtype, ["odd lengths, wide", "longer than a block"], (1, 3, 16)) for dtype in DTYPES),
+    *(slow(dtype, list(CONFIGS), THREADS) for dtype in DTYPES)])
+def test_the_bits_do_not_depend_on_the_threads(dtype, names, threads):
     """B = 8 is less than 16 threads, and no multiple of 3 or 5."""
-    found = hashes(dtype, list(CONFIGS), [1, 3, 8])
-    assert len(found) == 3 * len(CONFIGS)
+    found = hashes(dtype, names, [1, 3, 8], threads)
+    assert len(found) == 3 * len(names)
     assert len({x for each in found.values() for x in each}) == len(found)
     for name, each in found.items():
-        assert len(each) == len(THREADS) and len(set(each)) == 1, name
+        assert len(each) == len(threads) and len(set(each)) == 1, name
 
 
 @pytest.mark.parametrize("before, env", [

@@ -12,8 +12,8 @@ import time
 import numpy as np
 import pytest
 from children import until
-from helpers import FAST, TEXT, command, needs, never, refused, run
-from hypothesis import given, settings
+from helpers import FAST, TEXT, command, drawn, needs, never, refused, run
+from hypothesis import given
 from hypothesis import strategies as st
 
 import bpe
@@ -155,7 +155,7 @@ texts = st.lists(st.sampled_from(LETTERS), min_size=1, max_size=40).map("".join)
 LEARNED = "\u4e2d\u4e2d \u00e9\u00e9 'sa aa 12 12. \n\n \n\n" * 3
 
 
-@settings(max_examples=200)
+@drawn(200)
 @given(documents=st.lists(texts, min_size=1, max_size=8), size=st.integers(1, 9), data=st.data())
 @unit
 def test_a_divided_stream(documents, size, data):
@@ -172,7 +172,7 @@ def test_a_divided_stream(documents, size, data):
     assert len(parts[False]) == min([*begins, len(whole)])
 
 
-@settings(max_examples=200)
+@drawn(200)
 @given(documents=st.lists(texts, min_size=1, max_size=8), size=st.integers(1, 9),
        chunk=st.integers(1, 30))
 @unit
@@ -243,7 +243,7 @@ def test_an_excerpt_is_spread_over_the_training_part(n, piece, cut):
 
 
 # ---- windows of a text
-@settings(max_examples=100)
+@drawn(100)
 @given(n=st.integers(2, 60), T=st.integers(1, 9), data=st.data())
 @unit
 def test_windows_are_copied_when_they_are_read(n, T, data):

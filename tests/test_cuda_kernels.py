@@ -216,23 +216,54 @@ def built_before(config, key, make, of):
     return [Built(*built) for built in found_before(config, key, make, of)]
 
 
-# Each kernel once a path, in the types that train, where shared memory is smallest, and on Hopper
-PATHS = ("f32", "sm_89"), ("bf16", "sm_89"), ("bf16", "sm_90a")
+# The types that train, where shared memory is smallest, and on Hopper
+PATHS = ("bf16", "sm_89"), ("bf16", "sm_90a"), ("f32", "sm_89")
 ALL = [(dtype, arch) for dtype in ("f32", "bf16") for arch in ARCHS
        if (dtype, arch) != ("f32", "sm_120")] + [("f64", "sm_89")]
 
 
-@pytest.mark.timeout(3000)                   # a minute each, where the machine does nothing else
-@pytest.mark.parametrize("dtype, arch, shapes", [
-    *((*x, "widest") for x in PATHS),
-    *(pytest.param(*x, "all", marks=pytest.mark.slow) for x in ALL)])
-def test_kernels_assemble_and_fit(dtype, arch, shapes, request):
+def launches_of(dtype, arch):
     capability = (9, 0) if arch == "sm_90a" else (8, 9)
-    launches = distinct(dtype, capability, layouts=(dtype, arch) == ("f32", "sm_80"))
-    launches = widest(launches) if shapes == "widest" else launches
-    found = built_before(request.config, f"{dtype}-{arch}-{shapes}", lambda: [
-        build(x.kernel, x.types, arch) for x in launches], fingerprint())
-    said = [complaints(x, arch, built) for x, built in zip(launches, found, strict=True)]
+    return distinct(dtype, capability, layouts=(dtype, arch) == ("f32", "sm_80"))
+
+
+def once():
+    """[(launch, architecture)] of each kernel once: of several types and shapes the widest, on the
+    first of PATHS that has the kernel"""
+    found = {}
+    for dtype, arch in PATHS:
+        named = {}
+        for x in widest(launches_of(dtype, arch)):
+            named.setdefault(x.name, []).append(x)
+        for name, same in named.items():
+            size = lambda x: (constants(x.kernel).get("D", 0), math.prod(x.block), x.smem)
+            found.setdefault(name, (max(same, key=size), arch))
+    return list(found.values())
+
+
+def complaints_of(launches, config, key):
+    """What is wrong with each of [(launch, architecture)]"""
+    found = built_before(config, key, lambda: [
+        build(x.kernel, x.types, arch) for x, arch in launches], fingerprint())
+    return [complaints(x, arch, built) for (x, arch), built in zip(launches, found, strict=True)]
+
+
+@pytest.mark.timeout(3000)                   # a minute, where the machine does nothing else
+def test_each_kernel_assembles_and_fits(request):
+    launches = once()
+    assert {x.name for x, _ in launches} == {
+        x.name for path in PATHS for x in launches_of(*path)}
+    assert complaints_of(launches, request.config, "once") == [[]] * len(launches)
+    assert len(launches) > 40 and {arch for _, arch in launches} == {arch for _, arch in PATHS}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)                   # a minute each
+@pytest.mark.parametrize("dtype, arch", ALL)
+def test_kernels_assemble_and_fit(dtype, arch, request):
+    """In all types and shapes, for all architectures"""
+    launches = [(x, arch) for x in launches_of(dtype, arch)]
+    said = complaints_of(launches, request.config, f"{dtype}-{arch}")
     assert said == [[]] * len(launches) and len(launches) > 20
 
 

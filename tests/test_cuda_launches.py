@@ -13,8 +13,8 @@ import pytest
 from dry_gpu import (KINDS, LLAMA, RUNS, SMALL, blank, constants, dry_run, everything,
                      everything_of_a_rank, extent, is_array, kernels_of,
                      one_tile, step, ways)
-from helpers import ROOT, TINY
-from hypothesis import given, settings
+from helpers import ROOT, TINY, drawn, slow
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda
 
@@ -60,9 +60,15 @@ def test_an_error_of_the_driver_is_none_of_the_users(dry, monkeypatch):
     assert launches.ok((launches.driver.CUresult.CUDA_SUCCESS, 7)) == 7
 
 
-@ways
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", RUNS)
+# On each way to multiply without NaiveModel, and on all ways for two models
+CASES = [(name, kind, naive) if name in ("small", "odd") or kind != "bf16" and not naive
+         else slow(name, kind, naive) for name in RUNS for kind in KINDS for naive in (False, True)
+         if kind != "f64" or name in ("small", "odd")]
+CASES += [slow(name, "f64", naive) for name in RUNS if name not in ("small", "odd")
+          for naive in (False, True)]
+
+
+@pytest.mark.parametrize("name, kind, naive", CASES)
 def test_every_launch_fits_its_arguments(name, kind, naive, dry):
     dtype, dry.gpu.compute_capability = KINDS[kind]
     everything(*RUNS[name], dtype, naive)
@@ -282,7 +288,7 @@ def test_a_prompt_in_pieces_is_read_as_a_whole(dry):
 
 
 @given(st.data(), st.sampled_from(sorted(KINDS)), st.booleans(), st.integers(1, 5))
-@settings(max_examples=60)
+@drawn(60)
 def test_launches_of_any_shape(data, kind, naive, B):
     draw = lambda low, high: data.draw(st.integers(low, high))
     unit = data.draw(st.sampled_from([1, 8]))            # tensor cores want multiples of 8

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from dry_gpu import BIG, Device, ONE, SMALL, blank, dry_run, step, ways
-from helpers import TINY
-from hypothesis import given, settings
+from helpers import TINY, drawn
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda
 
@@ -128,7 +128,7 @@ def test_another_shape_frees_the_old_memory_first(dry):
 
 @given(st.sampled_from(["small", "big"]), st.integers(0, 1 << 40), st.sampled_from([1, 60, 512]),
        st.sampled_from(sorted(nc.DTYPES)), st.booleans())
-@settings(max_examples=30)
+@drawn(30)
 def test_what_fits_is_the_most_that_does(name, free, T, dtype, naive):
     cfg = ne.PRESETS[name]
     with dry_run(needed(cfg, 1, 1, dtype, naive) + free + (8 << 20)) as device:
@@ -140,7 +140,7 @@ def test_what_fits_is_the_most_that_does(name, free, T, dtype, naive):
 
 
 @given(st.integers(1, 300), st.integers(60 << 20, 4 << 30))
-@settings(max_examples=30)
+@drawn(30)
 def test_micro_batches_are_equal_parts_that_fit(B, total):
     with dry_run(total) as device:
         model = blank(BIG) if total > needed(BIG, 1, BIG.seq_len) else blank(SMALL)

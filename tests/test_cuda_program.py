@@ -16,7 +16,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from dry_gpu import Dispatcher, blank
-from helpers import FAST, MAY_BE_SKIPPED, ROOT, TINY, command, complains, run, warm_command
+from helpers import (FAST, MAY_BE_SKIPPED, ROOT, TINY, command, complains, run, slow,
+                     warm_command)
 from numba import cuda
 from servers import post, serving
 
@@ -370,7 +371,7 @@ def names_the_remedy(result, *words):
     assert all(word in text for word in words), text
 
 
-@pytest.mark.parametrize("verb", ["", "doctor", "t"])
+@pytest.mark.parametrize("verb", ["doctor", slow(""), slow("t")])
 def test_without_numba_cuda(verb, without_numba_cuda, tmp_path):
     args = [str(ROOT / "nanoeuler_cuda.py"), *filter(None, [verb])]
     result = python("-S", *args, cwd=tmp_path, env=without_numba_cuda)
@@ -386,7 +387,7 @@ def test_help_needs_no_numba_cuda(without_numba_cuda, tmp_path):
         assert result.returncode == 0 and said in result.stdout, (words, result)
 
 
-@pytest.mark.parametrize("verb", ["", "doctor", "t"])
+@pytest.mark.parametrize("verb", ["doctor", slow(""), slow("t")])
 def test_without_numba(verb, without_numba, tmp_path):
     """Which nanoeuler.py and bpe.py need as well."""
     args = [str(ROOT / "nanoeuler_cuda.py"), *filter(None, [verb])]
@@ -403,7 +404,7 @@ def command_of_pip(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize("verb", ["doctor", "t"])
+@pytest.mark.parametrize("verb", ["t", slow("doctor")])
 def test_the_installed_command_without_numba_cuda(verb, without_numba_cuda, command_of_pip,
                                                   tmp_path):
     result = python("-S", command_of_pip, verb, cwd=tmp_path, env=without_numba_cuda)
@@ -424,7 +425,7 @@ import numpy                                 # of what it dropped, numba-cuda 0.
 vars(numpy).pop("row_stack", None)"""}
 
 
-@pytest.mark.parametrize("verb", ["", "doctor", "g"])
+@pytest.mark.parametrize("verb", ["doctor", slow(""), slow("g")])
 @pytest.mark.parametrize("how", TOO_NEW)
 def test_numpy_that_is_too_new(how, verb, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(TOO_NEW[how], encoding="utf-8")

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import needs, present, refused, run
-from hypothesis import assume, given, settings
+from helpers import drawn, needs, present, refused, run
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from models import change, package
 
@@ -230,7 +230,7 @@ def test_an_architecture_for_all_features_does_not_exist(tmp_path, capsys, token
 lengths = st.integers(8, 10**5)
 
 
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 @given(st.data())
 def test_rope_tables_are_those_of_transformers(data):
     transformers = needs("transformers")
@@ -264,7 +264,7 @@ def test_rope_tables_are_those_of_transformers(data):
     assert llama_config(older) == cfg        # as transformers 4 writes it
 
 
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 @given(D=st.integers(1, 64), theta=st.floats(100, 1e7), factor=st.floats(1, 64), length=lengths)
 def test_the_scaling_of_llama3_comes_back_from_its_factors(D, theta, factor, length):
     """GGUF has the factors, not the settings."""

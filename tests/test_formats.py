@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from examples import FLAGS, copy_of
-from helpers import ROOT, needs, refused, run, told
+from helpers import ROOT, drawn, needs, refused, run, told
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -277,7 +277,7 @@ def as_messages(example, key):
     return asked_in(example), answered_in(example, key)
 
 
-@settings(max_examples=60)
+@drawn(60)
 @given(conversations())
 def test_every_form_of_a_conversation_is_the_same(x):
     first = 1 + (x[0][0] == "system")
@@ -288,7 +288,7 @@ def test_every_form_of_a_conversation_is_the_same(x):
             assert as_messages(as_example(entry, ["output"]), "output") == (x[:1], x[1:]), form
 
 
-@settings(max_examples=60)
+@drawn(60)
 @given(conversations(words))
 def test_every_form_of_a_pair_is_the_same(x):
     for form, entry in pair_forms(x).items():
@@ -609,7 +609,7 @@ def test_cut_versions_by_hand():
                                  (told_first + c[:1], c[1:] + a)]
 
 
-@settings(max_examples=60)
+@drawn(60)
 @given(conversations(), st.booleans())
 def test_what_is_cut_is_the_beginning(x, pairs):
     keys = PAIR if pairs else ["output"]

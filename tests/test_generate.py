@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numba
 import numpy as np
 import pytest
-from helpers import TINY, nanoeuler, never, ok, random_flat, refused, run, sampled
+from helpers import TINY, nanoeuler, never, ok, random_flat, refused, run, sampled, some
 from models import write
 from oracles import naive
 from servers import chat_model
@@ -100,7 +100,7 @@ def test_a_thousand_prompts_with_and_without_drafts(temperature, n_mtp, request)
     if temperature and n_mtp > 1:
         request.getfixturevalue("all_threads")
     cfg = replace(CFG, n_mtp=n_mtp)
-    decoder, prompts = ne.Decoder(cfg, repetitive(cfg), slots=16), prompts_of(500)
+    decoder, prompts = ne.Decoder(cfg, repetitive(cfg), slots=16), prompts_of(some(500))
     sampling = ne.Sampling(temperature=temperature, tokens=18)
     want, plain = written(decoder, prompts, replace(sampling, speculate=0), end=7)
     got, pace = written(decoder, prompts, replace(sampling, speculate=3), end=7)

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import ROOT, TINY, needs, refused, replace_everywhere, run, told
-from hypothesis import given, settings
+from helpers import ROOT, TINY, drawn, needs, refused, replace_everywhere, run, told
+from hypothesis import given
 from hypothesis import strategies as st
 from models import (CHATML, CONFIGS, HELLO, SPECIALS, as_folder, change, dicts, greedy,
                     write)
@@ -193,7 +193,7 @@ def test_words_around_digits_are_those_of_tokenizers():
     assert again.digits and again.hash() == ours.hash() != plain.hash()
     assert not bpe.Tokenizer.from_json(plain.to_json()).digits
 
-    @settings(max_examples=200)
+    @drawn(200)
     @given(st.text(st.sampled_from("a b  1\u00bd\u0663'\ns\u00e9.\U00011de3"), max_size=40))
     def any_text(text):
         assert ours.encode(text).tolist() == peer.encode(text).ids

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import (FAST, ROOT, STARTED, TINY, command, complains, nanoeuler, needs, ok,
+from helpers import (FAST, ROOT, STARTED, TINY, command, complains, drawn, nanoeuler, needs, ok,
                      random_flat, refused, run)
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from models import TINY_CONFIGS, tokens_of
 from oracles import naive
@@ -208,7 +208,7 @@ def test_extreme_logits(logits):
     assert set(cut) == {int(np.argmax(logits))}
 
 
-@settings(max_examples=60)
+@drawn(60)
 @given(st.lists(st.floats(-30, 30), min_size=1, max_size=40), st.floats(0, 5), st.integers(0, 50),
        st.floats(0, 1), st.floats(0, 1), st.integers(0, 5))
 def test_a_sample_is_always_a_token(logits, temperature, top_k, top_p, min_p, seed):

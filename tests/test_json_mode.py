@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from helpers import ROOT, TINY, needs, never, random_flat, refused, run, told
-from hypothesis import assume, given, settings
+from helpers import ROOT, TINY, drawn, needs, never, random_flat, refused, run, told
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from models import write
 from servers import chat_model, post, serving
@@ -191,7 +191,7 @@ STYLES = st.sampled_from([{}, {"separators": (",", ":")}, {"indent": 2}, {"inden
 
 
 @each_schema
-@settings(max_examples=40)
+@drawn(40)
 @given(data=st.data())
 def test_values_that_fit_are_accepted_in_any_tokens(name, data, tokenizer):
     """As json.dumps writes them, cut into tokens in any way"""
@@ -231,7 +231,7 @@ def written_at_random(start, rng, most=400):
 
 
 @each_schema
-@settings(max_examples=40)
+@drawn(40)
 @given(seed=st.integers(0, 1 << 30))
 def test_texts_that_are_accepted_fit(name, seed):
     text = written_at_random(STARTS[name], np.random.default_rng(seed))
@@ -240,7 +240,7 @@ def test_texts_that_are_accepted_fit(name, seed):
 
 
 @each_schema
-@settings(max_examples=40)
+@drawn(40)
 @given(data=st.data())
 def test_texts_with_an_error_are_not_accepted(name, data):
     """A few bytes are deleted, inserted or replaced.  What is still accepted must fit."""

@@ -59,6 +59,7 @@ def recipe(monkeypatch, tmp_path):
     return start
 
 
+@pytest.mark.slow
 def test_from_texts_to_a_model_and_its_card(recipe, capsys):
     assert recipe("all") == 0
     folder, card = recipe.folder, (recipe.folder / "MODEL.md").read_text("utf-8")

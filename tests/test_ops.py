@@ -12,8 +12,8 @@ import textwrap
 
 import numpy as np
 import pytest
-from helpers import ROOT, TINY, complains, ok
-from hypothesis import example, given, settings
+from helpers import ROOT, TINY, complains, drawn, kept, ok
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numba import njit
 from oracles import naive
@@ -207,7 +207,7 @@ def test_no_more_is_read_past_the_end_than_aligned_leaves(name):
 
 
 # ---- 4.1 matmul
-@njit
+@kept
 def matmul_any(big, base, x, b, M, N, K, add, transposed, packed):
     """The product of corners of x and b into the middle of big."""
     out, right = big[1:1 + M, 2:2 + N], b[:K, 1:1 + N]
@@ -227,13 +227,13 @@ def matmul_any(big, base, x, b, M, N, K, add, transposed, packed):
         ne.matmul(out, left, right)
 
 
-@njit
+@kept
 def first_tile(out, base, x, b, add):
     tile(out, base, x, b, 0, 0, add)
 
 
 @both
-@settings(max_examples=150)
+@drawn(150)
 @example(M=1, N=1, K=0, add=False, transposed=False, packed=False, seed=0)
 @example(M=5, N=7, K=0, add=True, transposed=False, packed=True, seed=0)
 @given(M=sizes, N=sizes, K=st.integers(0, 75), add=st.booleans(), transposed=st.booleans(),
@@ -251,7 +251,7 @@ def test_matmul(dtype, M, N, K, add, transposed, packed, seed):
     assert np.array_equal(big, before), "written outside of the product"
 
 
-@settings(max_examples=50)
+@drawn(50)
 @given(rows=st.integers(1, 2 * MR), cols=st.integers(1, 2 * W32 + 3), K=st.integers(0, 9),
        add=st.booleans(), transposed=st.booleans(), seed=st.integers(0, 99))
 def test_the_tile_is_what_its_docstring_says(rows, cols, K, add, transposed, seed):
@@ -291,7 +291,7 @@ def test_pack(dtype):
 
 
 @both
-@settings(max_examples=25)
+@drawn(25)
 @given(B=st.integers(1, 3), T=st.sampled_from([1, 2, ne.KC - 1, ne.KC, ne.KC + 1, 2 * ne.KC + 3]),
        N=st.sampled_from([1, 7, 33, ne.NB]), K=st.sampled_from([1, 5, 34]), seed=st.integers(0, 9))
 def test_weight_gradient(dtype, B, T, N, K, seed):
@@ -326,7 +326,7 @@ def test_embedding(dtype):
 
 # ---- 4.3 rmsnorm
 @both
-@settings(max_examples=30)
+@drawn(30)
 @example(T=1, C=1, seed=0, scale=1.0)
 @given(T=st.integers(1, 9), C=st.sampled_from([1, 2, 7, 16, 33, 128]), seed=st.integers(0, 99),
        scale=st.sampled_from([1e-3, 1.0, 1e3]))
@@ -358,7 +358,7 @@ def test_rmsnorm_sums_squares_in_float64():
 
 # ---- 4.4 rope
 @both
-@settings(max_examples=25)
+@drawn(25)
 @given(T=st.integers(1, 20), H=st.integers(1, 3), G=st.integers(1, 2),
        half=st.sampled_from([1, 2, 16, 32]),
        theta=st.sampled_from([2.0, 1e4, 5e5]))
@@ -464,7 +464,7 @@ def within(got, want, limit):
 
 
 @both
-@settings(max_examples=30)
+@drawn(30)
 @example(T=1, heads=(4, 2), D=8, seed=0)
 @example(T=2 * ne.BR + 5, heads=(6, 2), D=64, seed=1)
 @given(T=st.sampled_from(LENGTHS), heads=st.sampled_from(GROUPS),
@@ -477,7 +477,7 @@ def test_attention(dtype, T, heads, D, seed):
 
 
 @both
-@settings(max_examples=30)
+@drawn(30)
 @example(T=2 * ne.BR + 5, heads=(4, 2), window=1, seed=0)
 @example(T=2 * ne.BR + 5, heads=(4, 2), window=ne.BR, seed=0)
 @given(T=st.sampled_from(LENGTHS), heads=st.sampled_from(GROUPS), seed=st.integers(0, 9),
@@ -528,7 +528,7 @@ def test_attention_passes_nan_on(dtype):
 
 # ---- 4.6 swiglu
 @both
-@settings(max_examples=25)
+@drawn(25)
 @given(T=st.integers(1, 5), F=st.sampled_from([1, 3, 16, 33, 100]), seed=st.integers(0, 99),
        scale=st.sampled_from([1.0, 30.0]))
 def test_swiglu(dtype, T, F, seed, scale):
@@ -553,7 +553,7 @@ def test_swiglu_saturates_and_passes_nan_on(dtype):
 
 # ---- 4.7 cross-entropy
 @both
-@settings(max_examples=30)
+@drawn(30)
 @given(T=st.integers(1, 9), V=st.sampled_from([1, 2, 31, 257]), seed=st.integers(0, 99),
        scale=st.sampled_from([1.0, 300.0]), weight=st.sampled_from([1.0, 0.125]))
 def test_cross_entropy(dtype, T, V, seed, scale, weight):
@@ -594,7 +594,7 @@ def test_cross_entropy_by_hand(dtype):
 # ---- 10 the rows times matrix of decoding
 @pytest.mark.parametrize("dtype, weights", [(np.float32, "f32"), (np.float64, "f32"),
                                             (np.float32, "int8")])
-@settings(max_examples=25)
+@drawn(25)
 @given(R=st.integers(1, 19), N=st.integers(1, 90), K=st.integers(1, 70), add=st.integers(0, 1),
        seed=st.integers(0, 99))
 def test_product_of_rows(dtype, weights, R, N, K, add, seed):
@@ -685,10 +685,9 @@ def test_the_tile_fills_the_registers():
     assert MR == tile_rows(ARCHITECTURE, BITS)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("NANOEULER_BITS" in os.environ, reason="this is the run with another width")
-@pytest.mark.parametrize("bits", [
-    pytest.param(bits, marks=[pytest.mark.slow] if bits == 128 else [])
-    for bits in WIDTHS if bits != BITS])
+@pytest.mark.parametrize("bits", [bits for bits in WIDTHS if bits != BITS])
 def test_other_vector_widths(bits):
     result = with_bits(bits, "-m", "pytest", "-p", "no:cacheprovider", __file__, "-k",
                        "matmul or pack or weight_gradient or attention or largest or MATMULS")

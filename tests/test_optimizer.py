@@ -3,8 +3,8 @@ import math
 
 import numpy as np
 import pytest
-from helpers import EVERY_TENSOR, TINY, full_table, hyper, needs, random_flat
-from hypothesis import given, settings
+from helpers import EVERY_TENSOR, TINY, drawn, full_table, hyper, needs, random_flat
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import config, set_num_threads
 from oracles import naive
@@ -42,7 +42,7 @@ def test_the_norm_of_entries_whose_squares_are_no_float32():
         assert not math.isfinite(ne.gradient_norm(np.float32([1, bad, 2])))
 
 
-@settings(max_examples=40)
+@drawn(40)
 @given(N=st.integers(1, 700), share=st.floats(0, 1), t=st.integers(1, 50), seed=st.integers(0, 99))
 def test_adamw_equals_numpy(N, share, t, seed):
     rng, n_decay = np.random.default_rng(seed), int(share * N)

@@ -93,6 +93,7 @@ def times(folder):
     return {p.name: p.stat().st_mtime_ns for p in folder.glob("pipeline*.bin")}
 
 
+@pytest.mark.slow
 def test_the_pipeline_runs_once_and_begins_anew_where_its_origin_is_gone(folder, inside):
     code, out = finish(start(folder, "--unseen", "12"))
     assert code == 0, out

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from helpers import ROOT, command, complains, nanoeuler, needs
+from helpers import ROOT, command, complains, nanoeuler, needs, slow, some
 from models import write
 from oracles import naive
 from servers import CFG, chat_model, post, send, serving, until
@@ -507,17 +507,18 @@ def test_hundreds_of_clients_come_and_go(there, at):
             assert status == 200, said
 
     with ThreadPoolExecutor(24) as pool:
-        assert len([*pool.map(one, range(400))]) == 400
+        assert len([*pool.map(one, range(some(400)))]) == some(400)
     until(lambda: not server.default.engine.active and not server.default.engine.waiting)
     assert sorted(server.default.engine.free) == [0, 1, 2, 3]
     assert post(at, "/v1/completions", {"prompt": "a", "max_tokens": 3})[0] == 200
 
 
-def test_ten_seconds_of_64_clients_half_of_whom_leave(file, tmp_path):
+@pytest.mark.parametrize("seconds", [2, slow(10)])
+def test_some_seconds_of_64_clients_half_of_whom_leave(seconds, file, tmp_path):
     """In a process of its own: texts, slots, and memory, as the minute of bench/serve_load.py."""
     said = subprocess.run([sys.executable, str(ROOT / "bench/serve_load.py"), file, "--seconds",
-                           "10", "--out", str(tmp_path / "load.txt")], cwd=tmp_path, timeout=250,
-                          capture_output=True, encoding="utf-8")
+                           str(seconds), "--out", str(tmp_path / "load.txt")], cwd=tmp_path,
+                          timeout=250, capture_output=True, encoding="utf-8")
     assert said.returncode == 0, said.stdout + said.stderr
 
 
@@ -671,12 +672,12 @@ def mutated(rng):
 
 def test_two_thousand_malformed_requests(at):
     rng, found = random.Random(1), {}
-    cases = [mutated(rng) for _ in range(2000)]
+    cases = [mutated(rng) for _ in range(some(2000))]
     with ThreadPoolExecutor(8) as pool:
         for status, _, said in pool.map(lambda case: post(at, *case), cases):
             found[status] = found.get(status, 0) + 1
             assert status == 200 or (400 <= status < 500 and said["error"]), said
-    assert found[400] > 1200 and set(found) <= {200, 400, 404}
+    assert found[400] > 0.6 * len(cases) and set(found) <= {200, 400, 404}
     assert post(at, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
 
 

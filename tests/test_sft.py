@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from examples import ADD, FLAGS, copy_of
-from helpers import STARTED, TINY, nanoeuler, ok, outcome, random_flat, refused, run, told
-from hypothesis import given, settings
+from helpers import STARTED, TINY, drawn, nanoeuler, ok, outcome, random_flat, refused, run, told
+from hypothesis import given
 from hypothesis import strategies as st
 
 import bpe
@@ -40,7 +40,7 @@ def test_the_templates_are_stanfords():
 ids = st.lists(st.integers(0, 20), min_size=1, max_size=6)
 
 
-@settings(max_examples=60)
+@drawn(60)
 @given(pairs=st.lists(st.tuples(ids, ids), min_size=1, max_size=5), P=st.integers(1, 4))
 def test_masks_by_hand(pairs, P):
     """Head k at position t has token t + 1 + k as its target if the response holds that token."""
@@ -64,7 +64,7 @@ def test_masks_by_hand(pairs, P):
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=30)
 
 
-@settings(max_examples=40)
+@drawn(40)
 @given(st.lists(st.tuples(words, st.one_of(st.just(""), words), words), min_size=1, max_size=8))
 def test_the_text_of_a_row(checkpoint_tokenizer, examples):
     """Decoded, a row is prompt, response, </s>, and its targets are the response and </s>."""
@@ -119,7 +119,7 @@ def test_examples_come_in_shuffled_epochs():
     assert np.array_equal(again.take(20, 6)[0], examples.take(20, 6)[0])   # the cursor is the step
 
 
-@settings(max_examples=60)
+@drawn(60)
 @given(text=st.text(st.characters(codec="utf-8") | st.just("\0"), max_size=60),
        share=st.floats(0, 0.5))
 def test_cut_tokens_spell_the_same_text(checkpoint_tokenizer, text, share):

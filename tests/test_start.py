@@ -16,7 +16,8 @@ from pathlib import Path
 import numba
 import pytest
 from children import until
-from helpers import ROOT, complains, copy_parts, nanoeuler, needs, never, ok, refused, with_kernels
+from helpers import (ROOT, complains, copy_parts, nanoeuler, needs, never, ok, refused, slow,
+                     with_kernels)
 from numba import complex64, float32
 from numba.core import caching
 
@@ -168,6 +169,35 @@ print(codes)
 """
 
 
+PLAIN = """
+import numba, sys
+sys.modules["nanoeuler_parts"] = None
+sys.path[0] = {folder!r}
+import bpe                                   # its functions need the compiler
+numba.config.DISABLE_JIT = 1
+import nanoeuler as ne
+numba.config.DISABLE_JIT = 0
+tiny = ("--seq-len", 8, "--vocab-size", 260, "--n-embd", 4, "--n-head", 2, "--n-kv-head", 1,
+        "--head-dim", 2, "--n-layer", 1, "--n-hidden", 4, "--n-mtp", 2)
+verbs = [("train", "--data", "text.txt", "--batch", 16, "--optimizer", "adamw", *tiny,
+          "--steps", 2), ("train", "--resume", "--steps", 3),
+         ("generate", "to", "--tokens", 2), ("plot",)]
+print([ne.main([*map(str, verb)]) for verb in verbs])
+"""
+
+
+def test_the_program_and_its_tokenizer_work_alone_in_python(alone, env, tmp_path):
+    """As the next test, but as plain Python: the compiler would take two minutes."""
+    (tmp_path / "text.txt").write_text("to be or not to be, " * 20, encoding="utf-8")
+    result = subprocess.run([sys.executable, "-c", PLAIN.format(folder=str(alone))], timeout=600,
+                            env=env, cwd=tmp_path, capture_output=True, encoding="utf-8")
+    assert ok(result).splitlines()[-1] == "[0, 0, 0, 2]", result.stderr
+    c = ne.read_checkpoint(str(tmp_path / "nanoeuler.bin"))
+    assert c.state.step == 3 and c.moments
+    steps = [r["step"] for r in read_log(tmp_path / "nanoeuler.jsonl") if "loss" in r]
+    assert steps == [1, 2, 3]
+
+
 @pytest.fixture
 def kernels_of_pair(request):
     """A folder with the kernels that the last run of the tests compiled, if the sources were the
@@ -183,6 +213,7 @@ def kernels_of_pair(request):
     return folder
 
 
+@pytest.mark.slow
 def test_the_program_and_its_tokenizer_work_alone(env, tmp_path, kernels_of_pair):
     """Without nanoeuler_parts: training, --resume, generation and chat, by the plain versions; the
     other verbs say what they miss.  The checkpoint is one that the whole program reads.
@@ -666,7 +697,7 @@ def test_verbs_are_those_of_the_docstring_and_have_help(capsys):
         assert e.value.code == 0 and "--threads" in said.out and said.err == ""
 
 
-@pytest.mark.parametrize("verb", ["compile", "--help"])
+@pytest.mark.parametrize("verb", ["compile", slow("--help")])
 @pytest.mark.parametrize("lacks", ["caching.IndexDataCacheFile", "caching.Cache", "cgutils"])
 def test_another_numba_is_refused(verb, lacks, tmp_path):
     """Its cache may work otherwise, and its private parts be others: one line at the start."""
@@ -679,7 +710,7 @@ def test_another_numba_is_refused(verb, lacks, tmp_path):
     complains(result, "0.69.1", "0.68", "pip install")
 
 
-@pytest.mark.parametrize("verb", ["compile", "--help"])
+@pytest.mark.parametrize("verb", ["compile", slow("--help")])
 @pytest.mark.parametrize("missing", ["bpe", "numba", "numpy"])
 def test_what_is_not_installed_is_named(missing, verb, alone, env, tmp_path):
     if missing == "bpe":

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import TINY, needs, run
-from hypothesis import given, settings
+from helpers import TINY, drawn, needs, run
+from hypothesis import given
 from hypothesis import strategies as st
 from models import CHATML, HELLO, SMALL, dicts, write
 from templates import GEMMA, LLAMA_2, LOOKED, SMOLLM, SPECIALS, TEMPLATES, THINKING, ZEPHYR
@@ -89,7 +89,7 @@ def specials_of_frame(template, messages, tokenizer):
     return [tokenizer.specials[name] for name in re.findall(names, text)]
 
 
-@settings(max_examples=120, deadline=None)
+@drawn(120)
 @given(st.sampled_from([n for n in TEMPLATES if n != "alpaca"]), WORDS, WORDS)
 def test_users_cannot_make_special_tokens(tokenizer, name, first, second):
     """Or the template cannot be rendered safely, and that is said.  Where it is, the ids give the
@@ -172,7 +172,7 @@ ODD = [".replace('/think', '')", ".replace('<image>', '')", ".split('@@') | join
        ".swapcase()", ".split() | join(' ')", " | truncate(9)", " | trim | trim('<')"]
 
 
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 @given(st.lists(st.sampled_from(ODD), min_size=1, max_size=2), ODD_WORDS, ODD_WORDS)
 def test_special_tokens_are_those_of_the_frame(tokenizer, steps, asked, answered):
     """Whatever users and the model say, whatever the template does with it."""

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import FAST, refused, ROOT, run, TEXT
-from hypothesis import given, settings
+from helpers import FAST, ROOT, TEXT, drawn, refused, run
+from hypothesis import given
 from hypothesis import strategies as st
 
 import bpe
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
 
 # ---- 7 data
-@settings(max_examples=60)
+@drawn(60)
 @given(n=st.integers(20, 400), T=st.integers(1, 10), P=st.integers(1, 4), seed=st.integers(0, 5))
 def test_batches_take_every_window_once_an_epoch(n, T, P, seed):
     batches = ne.Batches(np.arange(n, dtype=np.int32), T, P, seed)

@@ -141,6 +141,7 @@ def test_a_side_is_a_process_of_its_own(monkeypatch):
     assert started[0][1:] == [twin.__file__, "--stage", "sft", "--half", "control"]
 
 
+@pytest.mark.slow
 def test_a_whole_sft_with_control(base, bench):
     out = bench("--stage", "sft", "--base", "nanoeuler.bin", "--data", "add.json", "--steps",
                 6, "--batch", 320, "--sides", "ours", "twin", "control", "lockstep", "--out",
@@ -161,6 +162,7 @@ def test_a_whole_sft_with_control(base, bench):
     assert out.count("- held: ") == 3 and "missed" not in out
 
 
+@pytest.mark.slow
 def test_a_whole_dpo_by_halves(base, bench):
     args = ("--stage", "dpo", "--base", "nanoeuler.bin", "--data", "pairs.json", "--steps", 4,
             "--batch", 640, "--test", "add.json", "--unseen", 12, "--out", "out_dpo")

@@ -11,7 +11,6 @@ that cannot change a reply are ignored.  There are four extensions, all of which
 import codecs
 import json
 import math
-import threading
 import time
 import uuid
 from dataclasses import dataclass, field, replace
