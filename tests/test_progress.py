@@ -167,7 +167,7 @@ def test_the_process_has_the_lowest_priority_and_a_session_of_its_own(monkeypatc
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_calls_are_compiled_in_turn_until_one_fails(fails, monkeypatch):
-    """For example where the disk is full: nobody is told."""
+    """For example where the disk is full: nothing is printed."""
     begun = []
 
     def compiles(call):

@@ -21,11 +21,11 @@ def kernels_ahead():
 
 def compile_ahead():
     """Starts a process that calls `compile_in_turn`, with the lowest priority.  It survives this
-    process.  Starts none if all kernels are in the cache, if another such process runs, in CI, or
-    if nobody sits at a terminal; `compile` is the verb for these cases."""
+    process.  Nothing is started if the cache has all kernels, if another such process runs, or
+    outside of a terminal and in CI, where the verb `compile` does the same."""
     if not at_terminal() or "CI" in os.environ or not bpe.JIT["cache"]:
         return
-    # OSError: the folder is read-only, or the lock is taken.  ImportError: Windows has no fcntl.
+    # OSError: the folder is read-only, or the lock is taken.  ImportError: fcntl is of POSIX.
     with contextlib.suppress(OSError, ImportError), open(lock_path(), "ab") as lock:
         import fcntl
         if missing_calls(kernels_ahead()):
