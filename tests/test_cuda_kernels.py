@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from dry_gpu import (BASE, BIASED, Launch, LARGE, LLAMA, ONE, constants, dry_run, everything,
                      everything_of_a_rank, one_tile, wide_norms)
-from helpers import ROOT, needs
+from helpers import ROOT, needs, slow
 from numba import cuda, types
 from numba.cuda import compiler
 
@@ -452,7 +452,7 @@ PATTERNS = (r"ld\.shared\S*\.v4\.\S+", r"ld\.global\S*\.v4\.\S+", r"cp\.async\.b
             r"cp\.async\.bulk\.prefetch", r"ld\.local")
 
 
-@pytest.mark.parametrize("counts", [FEW, MANY, MOST], ids=["few", "many", "most"])
+@pytest.mark.parametrize("counts", [FEW, slow(MANY), slow(MOST)], ids=["few", "many", "most"])
 def test_rows_load_16_bytes_at_once(counts, request):
     """All that a thread loads in a loop: weights, x, gains, keys, values, parts of attention.  And
     what the copy engine is asked for."""
