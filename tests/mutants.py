@@ -448,7 +448,8 @@ class Trial:
                         *(str(f.relative_to(ROOT)) for f in some)]
                 code, said = pytest_of(self.mutant, args, max(left, 1))
                 failed = re.findall(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", said, re.M)
-                if code == 1 and failed and not self.passes(failed[0]):
+                new = code and failed and failed[0] not in flaky
+                if new and not self.passes(failed[0]):   # it fails without the change, too
                     flaky.append(failed[0])
                     continue
                 break

@@ -1,0 +1,62 @@
+"""The bugs that mutants.py plants, and the kernels that it keeps."""
+import ast
+from collections import Counter
+
+import mutants
+import pytest
+
+pytestmark = pytest.mark.unit
+PLOT = "nanoeuler_parts/tools/plot.py"
+KINDS = {"compare", "arithmetic", "constant", "logic", "statement", "call", "slice", "return"}
+
+
+@pytest.fixture(scope="module")
+def names():
+    return mutants.Names()
+
+
+def test_a_seed_draws_the_same_bugs_and_each_is_another_program():
+    drawn = mutants.draw([PLOT], 12, 3)
+    assert drawn == mutants.draw([PLOT], 12, 3) != mutants.draw([PLOT], 12, 4)
+    assert len({change.line for change in drawn}) == len(drawn) == 12
+    source = mutants.Source(PLOT)
+    for change in drawn:
+        new = source.changed(change)
+        assert ast.dump(ast.parse(new)) != ast.dump(source.tree)
+        assert new.count(b"\n") == source.text.count(b"\n")
+        assert mutants.difference(change)
+
+
+def test_bugs_of_every_kind_and_none_in_a_text():
+    source = mutants.Source("nanoeuler_parts/serve/protocol.py")
+    found = [change for changes in source.changes().values() for change in changes]
+    assert {*Counter(change.kind for change in found)} == KINDS
+    texts = [(source.begin(node), source.end(node)) for node in ast.walk(source.tree)
+             if mutants.is_text(node) and isinstance(node, ast.Expr | ast.JoinedStr)]
+    assert not [change for change in found for first, last in texts
+                if first < change.start and change.stop < last]
+
+
+@pytest.mark.parametrize("span, lines", [(":40-44", {*range(40, 45)}), (":41", {41})])
+def test_lines_may_be_chosen(span, lines):
+    drawn = mutants.draw([PLOT + span], 100, 1)
+    assert drawn and {change.line for change in drawn} <= lines
+
+
+def test_the_programs_are_divided_by_the_gpu():
+    cpu, gpu = mutants.product(False), mutants.product(True)
+    assert not {*cpu} & {*gpu} and {"bpe.py", "nanoeuler.py", PLOT} <= {*cpu}
+    assert "nanoeuler_cuda.py" in gpu and "nanoeuler_parts/tensor_cores/matmul.py" in gpu
+
+
+def test_kernels_are_those_that_contain_a_function(names):
+    """A change of a kernel's callee reaches it; a change of a class or of the host reaches none."""
+    first = {name: span[0] for span in names.spans["nanoeuler.py"] for name in [span[2]]}
+    reached = names.kernels("nanoeuler.py", first["rmsnorm_backward"])
+    assert {"rmsnorm_backward", "backward", "run_batch"} <= {*reached}
+    assert "attend" not in reached and not names.kernels("nanoeuler.py", first["Run"] + 1)
+
+
+def test_the_most_likely_tests_come_first(names):
+    change = mutants.draw([PLOT], 1, 1)[0]
+    assert mutants.ordered(change, names)[0].name == "test_plot.py"
