@@ -51,6 +51,20 @@ def alone(model, ids, **sampling):
     return reply
 
 
+def test_the_offset_of_a_token_is_its_place_in_the_text(at):
+    """Of a prompt of plain letters, whose tokens are what the text says"""
+    for prompt in ("the sea and the sea", "a", "to be or not to be"):
+        body = {"prompt": prompt, "echo": True, "max_tokens": 0, "logprobs": 1}
+        status, _, said = post(at, "/v1/completions", body)
+        assert status == 200, said
+        [choice] = said["choices"]
+        found, start = choice["logprobs"], 0
+        assert choice["text"] == prompt == "".join(found["tokens"])
+        for token, offset in zip(found["tokens"], found["text_offset"], strict=True):
+            assert offset == start and prompt[offset:].startswith(token)
+            start += len(token)
+
+
 # ---- continued answers
 @pytest.mark.parametrize("template", ["chatml", "alpaca"])
 def test_the_last_message_of_the_assistant_is_continued(tmp_path, tokenizer, template):
