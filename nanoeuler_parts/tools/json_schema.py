@@ -43,7 +43,7 @@ COMBINING = {"$ref", "allOf", "anyOf", "oneOf", "dependencies", "dependentRequir
 # Keywords of all drafts that restrict the values and are not supported.  All others are notes.
 UNSUPPORTED = {"not", "if", "contains", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef",
                "$recursiveRef", "extends", "disallow", "divisibleBy"}
-READ = {"type", "enum", "format"}.union(COMBINING, UNSUPPORTED, *KEYWORDS.values())
+READ = {"type", "enum", "const", "format"}.union(COMBINING, UNSUPPORTED, *KEYWORDS.values())
 
 
 class Impossible(UserError):
@@ -162,7 +162,7 @@ def constants_as_one(name, schemas):
     enums, others = [], []
     for schema in schemas:
         said = {} if not isinstance(schema, dict) else {
-            key: schema[key] for key in schema.keys() & (READ | {"const"})}
+            key: schema[key] for key in schema.keys() & READ}
         if said.keys() == {"const"}:
             enums.append([said["const"]])
         elif said.keys() == {"enum"} and isinstance(said["enum"], list):
@@ -285,8 +285,11 @@ class Compiler:
     def checked(self, schema, where):
         """The keywords of a schema that can change an answer, in one form for all drafts"""
         plain = {name: value for name, value in schema.items() if name in READ}
-        if "const" in schema:
-            plain = merged(plain, {"enum": [schema["const"]]}, where)
+        if "const" in plain:
+            only = {"enum": [plain.pop("const")]}
+            need(isinstance(plain.get("enum", []), list), f"{where}: enum: expected a list of "
+                 f"values")
+            plain = merged(plain, only, where)
         for name in sorted(plain.keys() & UNSUPPORTED):
             raise UserError(f"{where}: the keyword {name} is not supported")
         for name in "allOf", "anyOf", "oneOf":
@@ -294,6 +297,9 @@ class Compiler:
             need(isinstance(schemas, list) and 1 <= len(schemas), f"{where}: {name}: expected a "
                  f"list of schemas")
         need(isinstance(plain.get("enum", []), list), f"{where}: enum: expected a list of values")
+        draft = self.root.get("$schema", "2020-12") if isinstance(self.root, dict) else ""
+        need("prefixItems" not in plain or "2020-12" in str(draft), f"{where}: prefixItems is a "
+             f"keyword of draft 2020-12, found $schema {shown(draft)}; correct $schema")
         if "type" in plain:
             kinds = [plain["type"]] if isinstance(plain["type"], str) else plain["type"]
             need(isinstance(kinds, list) and kinds and all(kind in TYPES for kind in kinds),
@@ -551,6 +557,10 @@ class Compiler:
              f"{where}: properties: expected an object with at most {MOST_PROPERTIES} names")
         patterns = {self.matching(pattern, f"{where}/patternProperties"): part
                     for pattern, part in patterns.items()}
+        # The frames of patterns are exact for these names, and a part of what fits for others.
+        need(not patterns or all(name.isascii() and name.isprintable()
+                                 for name in [*properties, *required]),
+             f"{where}: patternProperties beside names that are not ASCII is not supported")
         name_frame = None
         if "propertyNames" in schema:
             name_frame = self.optional({"allOf": [{"type": "string"}, schema["propertyNames"]]},
