@@ -229,7 +229,7 @@ def response_format(name, value):
     if kind == "json_object" and "schema" in value:      # llama.cpp's form
         refuse_unless(value.keys() == {"type", "schema"}, f"{name}: expected type and schema, "
                       f"found {shown(sorted(value))}", name)
-        return schema_alone(f"{name}.schema", value["schema"])
+        return schema_alone(name, value["schema"], ".schema")
     if kind == "json_schema":
         known |= {kind}
         schema = value.get(kind)
@@ -246,10 +246,10 @@ def response_format(name, value):
     return {"text": "", "json_object": "object"}[kind]
 
 
-def schema_alone(name, value):
-    """The same for a schema, an object or a JSON text"""
-    refuse_unless(isinstance(value, (dict, str)), f"{name} is {shown(value)}, expected a JSON "
-                  f"schema", name)
+def schema_alone(name, value, key=""):
+    """The same for a schema, an object or a JSON text.  key: its place in the parameter"""
+    refuse_unless(isinstance(value, (dict, str)), f"{name}{key} is {shown(value)}, expected a "
+                  f"JSON schema", name)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -258,7 +258,7 @@ def structured_outputs(name, value):
     refuse_unless(isinstance(value, dict) and value.keys() == {"json"}, f"{name} is "
                   f"{shown(value)}, expected an object with the key json alone, whose value is a "
                   f"JSON schema", name)
-    return schema_alone(f"{name}.json", value["json"])
+    return schema_alone(name, value["json"], ".json")
 
 
 # What other servers call a schema: vLLM, its later versions, and llama.cpp
