@@ -274,6 +274,21 @@ def test_masks_are_what_the_automaton_reads(name, tokenizer):
         assert not number.mask(state)[[*specials - {end}]].any()
 
 
+@pytest.mark.parametrize("schema", [
+    {"anyOf": [{"const": 1}, {"type": "integer", "minimum": 100}]},
+    {"anyOf": [{"type": "string", "maxLength": 3}, {"pattern": "^a*$"}, {"enum": ["é", [1]]}]},
+    {"items": {"anyOf": [{"required": ["a"]}, {"properties": {"a": {"maxLength": 2}}}]}}])
+def test_masks_of_alternatives_are_what_the_automaton_reads(schema, tokenizer):
+    rng, vocab = np.random.default_rng(1), tokenizer.vocab
+    constraint = Constraint(as_text(schema), Trie(vocab, set()), None)
+    state = constraint.start
+    for _ in range(60):
+        want = [piece != b"" and after_bytes(state, piece) is not None for piece in vocab]
+        assert constraint.mask(state).tolist() == want
+        token = int(rng.choice(np.flatnonzero(want)))
+        state = constraint.after(state, token) or constraint.start
+
+
 def test_the_memory_of_the_masks_is_bounded(tokenizer, monkeypatch):
     monkeypatch.setattr(json_mode, "MASK_BYTES", 4 * tokenizer.vocab_size // 8)
     constraint = Constraint("object", Trie(tokenizer.vocab, set()), None)
@@ -386,6 +401,22 @@ def test_what_other_schemas_accept(schema, good, bad):
     start = compiled(schema)[0],
     assert all(accepts(start, text) for text in good)
     assert not any(accepts(start, text) for text in bad)
+
+
+@pytest.mark.parametrize("schema", [
+    '{"type": "integer", "maximum": 120}', '{"type": "number", "minimum": 0.5, "maximum": 20}',
+    '{"minimum": -1e300}', '{"exclusiveMinimum": 0, "maximum": 1e-5}', '{"enum": [1, 12, 123]}',
+    '{"anyOf": [{"const": 1}, {"type": "integer", "minimum": 100}]}'])
+def test_a_number_ends_by_itself_where_no_digit_can_follow(schema):
+    """Otherwise a model without an end token could not go on."""
+    rng = np.random.default_rng(1)
+    for _ in range(40):
+        state, text = (compiled(schema)[0],), b""
+        while state:
+            allowed = [x for x in b"-.0123456789" if json_mode.after_byte(state, x) is not None]
+            byte = int(rng.choice(allowed))
+            state, text = json_mode.after_byte(state, byte), text + bytes([byte])
+        assert accepts((compiled(schema)[0],), text)
 
 
 def work(schema):

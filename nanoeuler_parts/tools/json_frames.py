@@ -298,24 +298,29 @@ class Digits:
             units = [10 ** (self.decimals - self.places)]
         return any(self.n * unit <= self.high and (self.n + 1) * unit > self.low for unit in units)
 
-    def read(self, byte):
+    def after(self, byte):
+        """The Digits after a byte, or None"""
         if byte == ord("."):
-            if not self.length or self.places is not None or not self.decimals:
-                return None
-            after = Digits(self.low, self.high, self.decimals, self.n, self.length, 0)
-        elif byte not in DIGIT:
-            return None
-        elif self.places is not None:
-            if self.places == self.decimals:
-                return None
-            after = Digits(self.low, self.high, self.decimals, 10 * self.n + byte - ord("0"),
-                           self.length, self.places + 1)
+            fits = self.length and self.places is None and self.decimals
+            n, length, places = self.n, self.length, 0
         else:
-            if self.length == MOST_DIGITS or self.length and not self.n:
-                return None
-            after = Digits(self.low, self.high, self.decimals, 10 * self.n + byte - ord("0"),
-                           self.length + 1)
-        return (after,) if after.may_come() else None
+            n = 10 * self.n + byte - ord("0")
+            if self.places is None:
+                fits = self.length < MOST_DIGITS and (self.n or not self.length)
+                length, places = self.length + 1, None
+            else:
+                fits = self.places < self.decimals
+                length, places = self.length, self.places + 1
+        if not fits or byte not in b".0123456789":
+            return None
+        found = Digits(self.low, self.high, self.decimals, n, length, places)
+        return found if found.may_come() else None
+
+    def read(self, byte):
+        found = self.after(byte)
+        if found is None:
+            return None
+        return (found,) if any(map(found.after, b".0123456789")) else ()     # () ends a reply
 
 
 def number_between(low, high, decimals):

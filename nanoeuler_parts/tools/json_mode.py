@@ -156,9 +156,11 @@ class Trie:
     def mask(self, state):
         """(V,) bool: the tokens that a state can read.  Most of the work depends on the top frame
         only, and is stored: a string has one mask, whatever it is in."""
+        if not state:
+            return np.zeros(self.V, bool)
         if isinstance(state[0], Either):
-            return np.logical_or.reduce([self.mask((*each, *state[1:])) if each else
-                                         self.mask(state[1:]) for each in state[0].states])
+            return np.logical_or.reduce([self.mask((*each, *state[1:]))
+                                         for each in state[0].states])
         inside, complete = self.masks[state[0]]
         mask = np.unpackbits(inside, count=self.V).view(bool)
         if len(complete) and len(state) > 1:
