@@ -2,6 +2,7 @@
 taken for another site, or make it open or send what it should not."""
 import contextlib
 import json
+import math
 import os
 import random
 import re
@@ -205,6 +206,31 @@ def test_a_client_that_leaves_frees_the_tokenizer(there, monkeypatch):
     go_on.set()
     assert post(address, CHAT, {"messages": alternating(5, str), "max_tokens": 1})[0] == 200
     assert texts == [400, 5]
+
+
+def test_the_preparation_of_a_schema_ends_when_its_client_leaves(there):
+    """`is_set` is asked between pieces of the work.  A client that leaves at any of them ends it,
+    and a later client with the same schema gets its answer."""
+    reader = there[1].default.reader
+    body = {"prompt": "a", "max_tokens": 1, "guided_json": {"pattern": "^.{0,200}$"}}
+
+    class Leaving:
+        """An event that is set when it is asked for the n-th time"""
+
+        def __init__(self, n):
+            self.n, self.asked = n, 0
+
+        def is_set(self):
+            self.asked += 1
+            return self.asked >= self.n
+
+    stays = Leaving(math.inf)
+    reader.completion({**body, "guided_json": {"pattern": "^.{0,201}$"}}, stays)
+    assert stays.asked > 3
+    for n in range(1, stays.asked):
+        with pytest.raises(protocol.Gone):
+            reader.completion(body, Leaving(n))
+    assert reader.completion(body, stays).answers[0].constraint is not None
 
 
 def test_the_queue_of_the_tokenizer_has_an_end(there, monkeypatch):

@@ -401,7 +401,7 @@ class Reader:
         most = said.get("max_tokens", 16)
         if most == -1:
             most = min(map(self.room_after, prompts))
-        answers = self.answers(prompts, said, most, logprobs, echo and logprobs is not None)
+        answers = self.answers(prompts, said, most, logprobs, echo and logprobs is not None, gone)
         return Asked(False, answers, echo=echo, logprobs=logprobs, **self.how(said))
 
     def chat(self, body, gone):
@@ -439,7 +439,7 @@ class Reader:
         wanted = said.get("logprobs", False)
         refuse_unless(top is None or wanted, "top_logprobs needs logprobs: true", "top_logprobs")
         logprobs = (top or 0) if wanted else None
-        answers = self.answers([ids], said, most, logprobs, False)
+        answers = self.answers([ids], said, most, logprobs, False, gone)
         return Asked(True, answers, logprobs=logprobs, forgotten=forgotten, **self.how(said))
 
     def need_chat_model(self, continues):
@@ -460,7 +460,7 @@ class Reader:
         return dict(stream=said.get("stream", False), usage=usage,
                     tokens=said.get("return_tokens", False))
 
-    def answers(self, prompts, said, most, logprobs, scored):
+    def answers(self, prompts, said, most, logprobs, scored, gone):
         """n answers for each prompt, with the random numbers of `generate --file` for that seed"""
         n = said.get("n", 1)
         refuse_unless(len(prompts) * n <= MOST_CHOICES, f"expected at most {MOST_CHOICES} answers "
@@ -478,7 +478,7 @@ class Reader:
             logprobs=0 if logprobs is None else max(1, logprobs),
             json_schema=format_of(said), **sampled(said)).check()
         try:
-            constraint = self.speaker.constraint(options)
+            constraint = self.speaker.constraint(options, lambda: need_client(gone))
         except ne.UserError as e:
             raise Refusal(400, str(e), "response_format") from None
         seed = said.get("seed", uuid.uuid4().int >> 64)
