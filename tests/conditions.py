@@ -147,8 +147,9 @@ def pytest_configure(config):
 def is_whole(config):
     """Does this run have all tests?"""
     o = config.option
-    return not (o.keyword or o.markexpr or o.maxfail or o.lf or o.collectonly or o.deselect) and (
-        [*config.args] == config.getini("testpaths"))
+    last = getattr(o, "lf", False)           # of pytest's cache, which may be switched off
+    some = o.keyword or o.markexpr or o.maxfail or last or o.collectonly or o.deselect
+    return not some and [*config.args] == config.getini("testpaths")
 
 
 def pytest_sessionfinish(session):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers import needs
+from helpers import needs, ROOT
 from servers import chat_model, send, serving
 
 pytestmark = pytest.mark.cli
@@ -159,7 +159,17 @@ HABITS = [
     ("Ollama", "thoughts", "POST", "/api/chat", {"messages": HELLO, "think": True}, "think"),
     ("Ollama", "embeddings", "POST", "/api/embed", {"model": "little", "input": "a"},
      "no embeddings"),
-    ("Ollama", "pull", "POST", "/api/pull", {"model": "llama3"}, "no other models"),
+    ("Ollama", "pull", "POST", "/api/pull", {"model": "llama3"}, "no model management"),
+    ("Ollama", "delete", "DELETE", "/api/delete", {"model": "little"}, "no model management"),
+    ("Ollama", "copy", "POST", "/api/copy", {"source": "little", "destination": "b"},
+     "no model management"),
+    ("Ollama", "create a blob", "POST", "/api/blobs/sha256:00", {}, "no model management"),
+    ("OpenAI", "tokens of an input", "POST", "/v1/responses/input_tokens", {"input": "Hello"},
+     "no token counts"),
+    ("OpenAI", "a conversation", "POST", "/v1/conversations", {}, "no stored conversations"),
+    ("OpenAI", "delete a model", "DELETE", "/v1/models/little", None, "the method DELETE"),
+    ("OpenAI", "most calls of tools", "POST", RESPONSES, {
+        "input": "Hello", "max_output_tokens": 8, "max_tool_calls": 2}, ""),
 ]
 
 
@@ -231,14 +241,32 @@ def test_the_client_of_ollama(at):
     assert client.generate("little", "Hello", options={"num_predict": 6, "draft_num_predict": 2})
     schema = {"enum": ["yes", "no"]}
     assert json.loads(client.chat("little", HELLO, format=schema).message.content) in ("yes", "no")
-    for call in (lambda: client.chat("little", HELLO, think=True), lambda: client.pull("llama3"),
-                 lambda: client.chat("little", HELLO, tools=[TOOL]),
-                 lambda: client.embed("little", "a"), lambda: client.delete("little"),
-                 lambda: client.create("new", from_="little"), lambda: client.copy("little", "b"),
-                 lambda: client.create_blob(__file__)):
+    docs = (ROOT / "docs/serving.md").read_text()
+    for name, call in (
+            ("think", lambda: client.chat("little", HELLO, think=True)),
+            ("tools", lambda: client.chat("little", HELLO, tools=[TOOL])),
+            ("tool_calls", lambda: client.chat("little", [{
+                **HELLO[0], "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}])),
+            ("images", lambda: client.generate("little", "a", images=["AA=="])),
+            ("suffix", lambda: client.generate("little", "a", suffix="b")),
+            ("template", lambda: client.generate("little", "a", template="b")),
+            ("context", lambda: client.generate("little", "a", context=[1])),
+            ("width", lambda: client.generate("little", "a", width=8)),
+            ("mirostat", lambda: client.chat("little", HELLO, options={"mirostat": 1})),
+            ("typical_p", lambda: client.chat("little", HELLO, options={"typical_p": 0.5})),
+            ("/api/embed", lambda: client.embed("little", "a")),
+            ("/api/embeddings", lambda: client.embeddings("little", "a")),
+            ("/api/pull", lambda: client.pull("llama3")),
+            ("/api/push", lambda: client.push("llama3")),
+            ("/api/create", lambda: client.create("new", from_="little")),
+            ("/api/copy", lambda: client.copy("little", "b")),
+            ("/api/delete", lambda: client.delete("little")),
+            ("/api/blobs/", lambda: client.create_blob(__file__))):
         with pytest.raises(ollama.ResponseError) as refused:
             call()
-        assert refused.value.status_code in (400, 404) and refused.value.error
+        said = refused.value
+        assert said.status_code == (404 if name.startswith("/") else 400) and name in said.error
+        assert f"`{name}" in docs
 
 
 def test_there_are_as_many_habits_as_promised():

@@ -205,6 +205,9 @@ def test_no_effort_switches_thoughts_off(there, monkeypatch):
 def test_other_names_of_a_field(at, path):
     """Accepted as the same field, or the error has the name and ours"""
     from nanoeuler_parts.serve import ollama, values
+    from nanoeuler_parts.serve.protocol import SCHEMAS
+    own = ("response_format" if path.endswith("completions") else "text.format" if
+           path == "/v1/responses" else "format")
     samples = {"temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "stop": ["x"],
                "seed": 3, "max_tokens": 2, "repeat_penalty": 1.2, "repeat_last_n": 3}
     for names in values.SAME:
@@ -226,9 +229,14 @@ def test_other_names_of_a_field(at, path):
                 n = said.get("eval_count") or {**said["usage"], **{}}.get(
                     "completion_tokens", said["usage"].get("output_tokens"))
                 assert n == 2, name
-    for name in values.INSTEAD:
+    known = SCHEMAS if own == "response_format" else ()
+    for name in values.INSTEAD.keys() - known:
         status, _, said = post(at, path, {**BODIES[path], name: {"x": 1}})
         assert status == 400 and name in problem(said) and "use " in problem(said), said
+        assert "JSON schema" not in problem(said) or f"use {own} with" in problem(said)
+    for name in {"response_format", "text", "format"} - {own.split(".")[0]}:
+        status, _, said = post(at, path, {**BODIES[path], name: {"type": "json_object"}})
+        assert status == 400 and problem(said).endswith(f"use {own}"), said
     for name in ("draft_num_predict", *ollama.OF_MACHINE):
         if path.startswith("/api"):
             assert post(at, path, {**BODIES[path], "options": {name: 3, "num_predict": 1}}
@@ -364,6 +372,43 @@ def test_log_probabilities_are_the_same_in_every_protocol(at):
     assert said["output"][0]["content"][0]["logprobs"] == want
     events = events_of("/v1", post(at, "/v1/responses", {**body, "stream": True})[2])
     assert sum((e["logprobs"] for e in events if e["type"].endswith("text.delta")), []) == want
+
+
+@pytest.mark.parametrize("path, more", [
+    ("/api/chat", {}), ("/api/chat", {"stream": True}), ("/api/generate", {}),
+    ("/api/generate", {"stream": True}), ("/api/generate", {"raw": True})])
+def test_ollamas_addresses_read_their_common_fields_alike(at, path, more):
+    """As in Ollama, top_logprobs has no effect without logprobs, at both addresses."""
+    for fields in ({"top_logprobs": 2}, {"logprobs": False, "top_logprobs": 2}):
+        status, _, said = post(at, path, {**BODIES[path], **more, **fields})
+        assert status == 200 and "logprobs" not in str(said), said
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_repeats_the_request(at, stream):
+    """langchain-openai parses the text of a response by its `text`, for example."""
+    schema = {"type": "json_schema", "name": "a", "schema": {"enum": ["yes", "no"]}, "strict": True}
+    fields = {
+        "instructions": "Be brief.", "max_output_tokens": 9, "max_tool_calls": 2,
+        "metadata": {"a": "b"}, "parallel_tool_calls": False, "prompt_cache_key": "k",
+        "reasoning": {"effort": "none"}, "safety_identifier": "s", "text": {"format": schema},
+        "tool_choice": "none", "top_logprobs": 2, "truncation": "auto", "user": "me",
+        "temperature": 0.5, "top_p": 0.25, "store": False}
+    nothing = {name: None for name in fields} | {"text": {"format": None}}
+    neutral = {"tools": [], "text": {"format": {"type": "text"}}, "tool_choice": "auto",
+               "reasoning": {"effort": None, "summary": None}, "max_output_tokens": None,
+               "metadata": {}, "truncation": "disabled", "top_logprobs": 0}
+    for sent, want in ((fields, fields), ({"max_tokens": 9}, {"max_output_tokens": 9}),
+                       (nothing, neutral), ({}, neutral)):
+        said = post(at, "/v1/responses", {"input": "Hello", "stream": stream, **sent})[2]
+        found = [said]
+        if stream:
+            found = [e["response"] for e in events_of("/v1", said) if "response" in e]
+            assert len(found) == 3           # created, in_progress, completed or incomplete
+        for response in found:
+            for name, value in want.items():
+                is_part = isinstance(value, dict) and value.items() <= response[name].items()
+                assert is_part or response[name] == value, name
 
 
 # ---- a client that closes its side

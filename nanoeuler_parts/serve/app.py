@@ -44,9 +44,10 @@ SHORT_BODY = 1 << 13         # bytes
 ABSENT = {"embeddings": "embeddings", "embed": "embeddings", "audio": "audio", "images": "images",
           "moderations": "moderation", "files": "file storage", "responses": "stored responses",
           "assistants": "assistants", "threads": "assistants", "fine_tuning": "fine-tuning",
-          "batches": "batch jobs", "pull": "other models", "push": "other models",
-          "create": "other models", "copy": "other models", "delete": "other models",
-          "blobs": "file storage"}
+          "batches": "batch jobs", "uploads": "file storage", "vector_stores": "vector stores",
+          "conversations": "stored conversations", "input_tokens": "token counts",
+          "compact": "compaction", **dict.fromkeys(
+              ("pull", "push", "create", "copy", "delete", "blobs"), "model management")}
 NO_PAGE = """<!DOCTYPE html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>NanoEuler</title><link rel="icon" href="data:,">
@@ -334,7 +335,7 @@ class Server:
                 405: f"{path} does not accept the method {request.method}"
                 }.get(e.status_code, str(e.detail))
         if e.status_code == 404 and (found := [*filter(ABSENT.get, path.split("/"))]):
-            said += f", which has no {ABSENT[found[0]]}"
+            said += f", which has no {ABSENT[found[-1]]}"
         if wants_page(request):
             page = NO_PAGE.format(status=e.status_code, said=html.escape(ne.printable(said)))
             return Response(page, e.status_code, e.headers, media_type=TYPES[".html"])

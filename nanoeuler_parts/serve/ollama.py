@@ -71,6 +71,13 @@ def of_openai(reader, said):
     return found
 
 
+def scored(said):
+    """The log-probabilities of a request, in the parameters of OpenAI's chats.  As in Ollama,
+    `top_logprobs` has no effect without `logprobs`."""
+    return {"logprobs": True, "top_logprobs": said.get("top_logprobs", 0)
+            } if said.get("logprobs") else {}
+
+
 def loaded(said):
     """A request without a text asks for the model to be loaded, which app.py has done already."""
     return Asked(True, [], said.get("stream", True), said=said)
@@ -81,9 +88,8 @@ def chat(reader, body, gone):
     said = understood(body, OF_CHAT)
     if said.get("messages", []) == []:
         return loaded(said)
-    scored = {name: said[name] for name in ("logprobs", "top_logprobs") if name in said}
-    asked = reader.conversed({**of_openai(reader, said), "messages": said["messages"],
-                              "forget": True, **scored}, gone, "/api/generate")
+    asked = reader.conversed({**of_openai(reader, said), **scored(said), "forget": True,
+                              "messages": said["messages"]}, gone, "/api/generate")
     asked.said = said
     return asked
 
@@ -93,18 +99,17 @@ def generate(reader, body, gone):
     said = understood(body, OF_GENERATE)
     if not said.get("prompt"):
         return loaded(said)
-    same, top = of_openai(reader, said), said.get("top_logprobs", 0)
-    scored = {"logprobs": True, "top_logprobs": top} if said.get("logprobs") else {}
+    same, scores = of_openai(reader, said), scored(said)
     if reader.speaker.answers and not said.get("raw"):
         messages = [{"role": "system", "content": said["system"]}] if said.get("system") else []
         messages.append({"role": "user", "content": said["prompt"]})
-        asked = reader.conversed({**same, **scored, "messages": messages}, gone)
+        asked = reader.conversed({**same, **scores, "messages": messages}, gone)
     else:
         refuse_unless(not said.get("system"), "expected no system message: the prompt is continued "
                       "as it is", "system")
         [ids] = reader.prompts(said["prompt"], Work(gone))
-        scored = {"logprobs": top} if scored else {}
-        asked = reader.continued({"max_tokens": reader.room_after(ids), **same, **scored,
+        scores = {"logprobs": scores["top_logprobs"]} if scores else {}
+        asked = reader.continued({"max_tokens": reader.room_after(ids), **same, **scores,
                                   "prompt": ids}, gone)
     asked.said = said
     return asked

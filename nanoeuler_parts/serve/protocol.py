@@ -326,14 +326,14 @@ def checked(body, known):
             if value is not None:
                 found[own] = value
         elif name in values.UNSUPPORTED:
-            said = values.INSTEAD.get(name, "remove it from the request")
+            said = values.instead(name, known) or "remove it from the request"
             refuse_unless(values.asks_for_nothing(value, values.UNSUPPORTED[name]),
                           f"{name} is not supported; {said}", name, "unsupported_parameter")
             if name in values.THOUGHTS and not values.asks_for_nothing(value, ()):
                 found["thoughts"] = "off"
         elif value is not None:
             said = (f"it is a parameter of {PLACES[name]}" if name in PLACES else
-                    "correct its name or remove it")
+                    values.instead(name, known) or "correct its name or remove it")
             raise Refusal(400, f"unknown parameter {shown(name)}; {said}", name[:100],
                           "unknown_parameter")
     return found
@@ -722,8 +722,8 @@ class Writer:
         return b""
 
     def step(self, voice, text, places):
-        """places: the indices of the sampled tokens of this text"""
-        """As OpenAI does, the role, the text and finish_reason come in chunks of their own."""
+        """As OpenAI does, the role, the text and finish_reason come in chunks of their own.
+        places: the indices of the sampled tokens of this text"""
         first = voice.answer.index not in self.begun
         self.begun.add(voice.answer.index)
         pieces = []

@@ -52,6 +52,30 @@ PARAMETERS = {
     "conversation": not_stored, "text": text_format, "parallel_tool_calls": flag,
     "include": included, "top_logprobs": number(0, MOST_LOGPROBS, whole=True)}
 
+# Fields of a request that its response repeats, for clients that read from the response how to
+# parse it, and their values if the request leaves them out
+REPEATED = {
+    "instructions": None, "max_output_tokens": None, "max_tool_calls": None, "metadata": {},
+    "parallel_tool_calls": True, "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None}, "safety_identifier": None,
+    "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_logprobs": 0,
+    "truncation": "disabled", "user": None}
+
+
+def repeated(body, said):
+    """The fields in REPEATED as the client sent them.  body: the request     said: its checked
+    parameters"""
+    found = {}
+    for name, default in REPEATED.items():
+        value = body.get(name)
+        if values.is_empty(value):
+            value = default
+        elif isinstance(value, dict) and isinstance(default, dict):
+            value = {**default, **{key: x for key, x in value.items() if x is not None}}
+        found[name] = value
+    most = said.get("max_output_tokens")     # perhaps sent under another name
+    return {**found, "max_output_tokens": None if most == -1 else most}
+
 
 def message(place, item):
     """One item of the input as a message of /v1/chat/completions"""
@@ -97,7 +121,7 @@ def understand(reader, body, gone):
         same["max_tokens"] = said["max_output_tokens"]
     asked = reader.conversed({**same, "messages": messages,
                               "forget": said.get("truncation") == "auto"}, gone)
-    asked.said = said
+    asked.said = repeated(body, said)
     return asked
 
 
@@ -174,20 +198,14 @@ class Writer:
                 "content": content}
 
     def response(self, status):
-        said, sampling = self.asked.said, self.asked.answers[0].sampling
-        ended, most = status in ("completed", "incomplete"), said.get("max_output_tokens")
+        sampling, ended = self.asked.answers[0].sampling, status in ("completed", "incomplete")
         return {
-            "id": self.id, "object": "response", "created_at": self.created, "status": status,
-            "model": self.model, "output": [self.item(status)] if ended else [],
+            **self.asked.said, "id": self.id, "object": "response", "created_at": self.created,
+            "status": status, "model": self.model, "output": [self.item(status)] if ended else [],
             "usage": self.usage() if ended else None, "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete"
-            else None, "instructions": said.get("instructions"),
-            "max_output_tokens": None if most == -1 else most, "background": False,
-            "temperature": sampling.temperature, "top_p": sampling.top_p, "store": False,
-            "truncation": said.get("truncation", "disabled"), "previous_response_id": None,
-            "metadata": said.get("metadata", {}), "user": said.get("user"), "tools": [],
-            "tool_choice": "auto", "parallel_tool_calls": said.get("parallel_tool_calls", True),
-            "reasoning": {"effort": None, "summary": None}, "text": {"format": {"type": "text"}}}
+            else None, "background": False, "temperature": sampling.temperature,
+            "top_p": sampling.top_p, "store": False, "previous_response_id": None}
 
     def usage(self):
         prompt, cached, written = self.asked.counts()

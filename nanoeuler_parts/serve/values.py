@@ -12,7 +12,7 @@ REQUIRED = {"prompt", "messages", "input", "tokens"}
 IGNORED = dict.fromkeys((
     # OpenAI
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention",
+    "prompt_cache_retention", "max_tool_calls",
     # Ollama: when to unload a model, and what happens at the end of the context
     "keep_alive", "truncate", "shift",
     # llama.cpp: where and how to compute; numbers of samplers that UNSUPPORTED leaves off
@@ -58,15 +58,16 @@ UNSUPPORTED = {
     "_debug_render_only": OFF}
 
 # The field or flag to use in place of another project's
-SCHEMA = "use response_format with the type json_schema"
+SCHEMA = "use response_format with a JSON schema"
 INSTEAD = {
     "json_schema": SCHEMA, "guided_json": SCHEMA, "structured_outputs": SCHEMA,
     "guided_choice": "use response_format with a JSON schema such as {\"enum\": [...]}",
-    "grammar": "use response_format with a JSON schema", "n_probs": "use logprobs",
-    "guided_regex": "use response_format with a JSON schema",
-    "guided_grammar": "use response_format with a JSON schema",
+    "grammar": SCHEMA, "guided_regex": SCHEMA, "guided_grammar": SCHEMA, "n_probs": "use logprobs",
     "return_token_ids": "use return_tokens", "template": "use --template of serve",
     "chat_template": "use --template of serve"}
+
+# The field that asks for the form of an answer: its name in each protocol, and its place
+FORMS = {"response_format": "response_format", "text": "text.format", "format": "format"}
 
 # Names of the same field in other projects: the first one that an endpoint has is meant.
 SAME = (
@@ -98,6 +99,13 @@ def asks_for_nothing(value, neutral):
     if isinstance(value, dict):
         value = {key: x for key, x in value.items() if x is not None}
     return is_empty(value) or any(same(value, x) for x in neutral)
+
+
+def instead(name, known):
+    """What a client may send in place of a field that an endpoint with the fields `known` does not
+    have, or "" """
+    own = next((place for field, place in FORMS.items() if field in known), "format")
+    return f"use {own}" if name in FORMS else INSTEAD.get(name, "").replace("response_format", own)
 
 
 def own_name(name, known):
