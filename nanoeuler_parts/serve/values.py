@@ -102,8 +102,8 @@ def asks_for_nothing(value, neutral):
 
 
 def instead(name, known):
-    """What a client may send in place of a field that an endpoint with the fields `known` does not
-    have, or "" """
+    """A hint for a field that an endpoint with the fields `known` does not have: it names the field
+    to send in its place.  Empty if there is none."""
     own = next((place for field, place in FORMS.items() if field in known), "format")
     return f"use {own}" if name in FORMS else INSTEAD.get(name, "").replace("response_format", own)
 
