@@ -350,7 +350,7 @@ def test_stop_texts(stops, text, want, finish):
 
 def test_stop_texts_that_are_none():
     for stop in ([""], [3]):
-        with pytest.raises(ne.UserError, match="expected a list of non-empty texts"):
+        with pytest.raises(ne.UserError, match="stop: expected non-empty texts"):
             ne.Sampling(stop=stop).check()
 
 
@@ -672,7 +672,7 @@ def test_a_prompt_as_long_as_the_context_is_not_cut(n, kept, path):
     (["--file", "p", "--out", "p"], "p would replace an input file"),
     (["--file", "p", "--out", "a", "--batch", "0"], "--batch"),
     (["--file", "p", "--out", "-"], "--out: expected the name of a file, found -"),
-    (["x", "--n", "0"], "n is 0")])
+    (["x", "--n", "0"], "--n: expected 1 to 65536, found 0")])
 def test_what_generate_refuses(args, words, path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nanoeuler.bin").write_bytes(path.read_bytes())

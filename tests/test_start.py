@@ -76,11 +76,13 @@ def program(folder, *args, cwd=None, name="nanoeuler.py", stdin="", **options):
 # ---- alone in a folder
 def examples(folder):
     """A text, instructions and preferences, in files with blanks in their names."""
-    pairs = [{"instruction": f"Say {i}.", "input": "", "output": f"It is {i}.",
-              "chosen": f"It is {i}.", "rejected": f"It is {i + 1}."} for i in range(150)]
-    texts = [prompt_of(x) + x["output"] for x in pairs]
+    answers = [{"instruction": f"Say {i}.", "input": "", "output": f"It is {i}."}
+               for i in range(150)]
+    pairs = [{"instruction": f"Say {i}.", "chosen": f"It is {i}.", "rejected": f"It is {i + 1}."}
+             for i in range(150)]
+    texts = [prompt_of(x) + x["output"] for x in answers]
     (folder / "any text.txt").write_text("\n".join(texts), encoding="utf-8")
-    (folder / "my answers.json").write_text(json.dumps(pairs), encoding="utf-8")
+    (folder / "my answers.json").write_text(json.dumps(answers), encoding="utf-8")
     (folder / "my pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)), encoding="utf-8")
 
 
@@ -683,7 +685,7 @@ def test_what_cannot_be_understood_is_one_line(args, words, tmp_path, monkeypatc
 
 def test_one_thread_by_the_environment(tmp_path):
     one = dict(os.environ, NUMBA_NUM_THREADS="1")
-    complains(nanoeuler("info", "--threads", 2, cwd=tmp_path, env=one), "2, expected 0 to 1")
+    complains(nanoeuler("info", "--threads", 2, cwd=tmp_path, env=one), "--threads: expected 0 to 1, found 2")
     complains(nanoeuler("info", "no.bin", cwd=tmp_path, env=one), "no.bin", "No such file")
 
 
