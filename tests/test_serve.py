@@ -1073,7 +1073,8 @@ def test_sigterm_ends_what_takes_longer(file, tmp_path):
 def test_what_the_verb_refuses(file, tmp_path):
     """What is wrong with the checkpoint comes first, whether the port is free or not."""
     (tmp_path / "text.bin").write_text("no checkpoint", encoding="utf-8")
-    complains(nanoeuler("serve", file, "--port", 99999, cwd=tmp_path), "--port: expected", "found 99999")
+    complains(nanoeuler("serve", file, "--port", 99999, cwd=tmp_path),
+              "--port: expected 0 to 65535, found 99999")
     with socket.create_server(("127.0.0.1", 0)) as s:
         port = s.getsockname()[1]
         complains(nanoeuler("serve", file, "--port", port, cwd=tmp_path), f"{port}", "--port")

@@ -685,7 +685,8 @@ def test_what_cannot_be_understood_is_one_line(args, words, tmp_path, monkeypatc
 
 def test_one_thread_by_the_environment(tmp_path):
     one = dict(os.environ, NUMBA_NUM_THREADS="1")
-    complains(nanoeuler("info", "--threads", 2, cwd=tmp_path, env=one), "--threads: expected 0 to 1, found 2")
+    complains(nanoeuler("info", "--threads", 2, cwd=tmp_path, env=one),
+              "--threads: expected 0 to 1, found 2")
     complains(nanoeuler("info", "no.bin", cwd=tmp_path, env=one), "no.bin", "No such file")
 
 
