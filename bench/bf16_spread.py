@@ -13,6 +13,7 @@ import pathlib
 import statistics
 import sys
 import tempfile
+import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import numpy as np
@@ -56,6 +57,7 @@ def bits_per_byte(options, k):
     start = ne.Checkpoint(ne.PRESETS["small"], None, ne.State(n_steps=options.steps), None, ())
     with tempfile.TemporaryDirectory() as folder:
         run = Start(str(pathlib.Path(folder, "run.bin")), start, options)
+    run.began = time.perf_counter()
     run.train([])
     return ne.evaluate(run.model, *run.data.validation)
 

@@ -142,24 +142,32 @@ def test_where_the_processor_multiplies_such_numbers_x_is_rounded(weights, least
         assert (used.p.qkv.dtype == np.uint32) == HAS_VNNI
 
 
+def units_of(x):
+    """(whole numbers (R, K), scale (R, 1)) of x in 16-bit fixed point"""
+    fixed, K, quads = in_fixed_point(x), x.shape[1], -(-x.shape[1] // 4)
+    upper, lower = (np.ascontiguousarray(part).view(np.int8)[:, :K].astype(np.int64)
+                    for part in (fixed[:, :quads], fixed[:, quads:2 * quads]))
+    return 256 * upper + lower, np.ascontiguousarray(fixed[:, -1]).view(np.float32)[:, None]
+
+
 @pytest.mark.parametrize("R", [1, 2, 3, 4, 7, 8, 19])
 @pytest.mark.parametrize("K", [1, 6, 64, 77])
 def test_products_in_integers(R, K):
     """x of 16 bits in two bytes, sums of integers: what is left are the roundings of the sum, of
-    the two scales and of what it is added to, 2**-24 each."""
+    the two scales and of what it is added to, 2**-24 each.  The x of a product are whole units
+    times a power of two: at half a unit, two compilations of the same code round either way."""
     rng, N = np.random.default_rng(1), 70
-    x = (rng.standard_normal((R, K)) * 10.0 ** rng.integers(-3, 4, (R, 1))).astype(np.float32)
+    any_x = (rng.standard_normal((R, K)) * 10.0 ** rng.integers(-3, 4, (R, 1))).astype(np.float32)
+    units, row_scale = units_of(any_x)
+    assert np.all(np.abs(units).max(1) == 127 * 256)
+    assert np.all(np.abs(units * row_scale - any_x) <= 0.51 * row_scale)     # 1 / scale
+
+    x = (units * 2.0 ** rng.integers(-20, 1, (R, 1))).astype(np.float32)
+    same, row_scale = units_of(x)
+    assert np.array_equal(same, units) and np.array_equal(units * row_scale, x)
     w = rng.standard_normal((N, K)).astype(np.float32)
     panels, scales = ne.in_panels(w[None], "int8", quads=True)
     q, scale = ne.stored(w, "int8")
-    quads = -(-K // 4)
-    fixed = in_fixed_point(x)
-    upper, lower = (np.ascontiguousarray(part).view(np.int8)[:, :K].astype(np.int64)
-                    for part in (fixed[:, :quads], fixed[:, quads:2 * quads]))
-    row_scale = np.ascontiguousarray(fixed[:, -1]).view(np.float32)[:, None]
-    units = 256 * upper + lower
-    assert np.all(np.abs(units).max(1) == 127 * 256)
-    assert np.all(np.abs(units * row_scale - x) <= 0.51 * row_scale)     # half, and x * 1 / scale
     want = (units @ q.T.astype(np.int64)) * np.float64(row_scale) * scale
     for base in (0.0, 1.0):
         y = np.full((R, N), base, np.float32)

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shutil
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -408,6 +409,7 @@ def test_the_speed_is_of_tokens_that_are_read(base, tmp_path):
     rows = run.data.batches.rows[run.data.batches.pick(0, run.B), :run.T]
     records = []
     run.record = lambda **r: records.append(r)
+    run.began = time.perf_counter()
     run.train(caught=records)                # ends after its first step
     [r] = records
     n = r["tokens_per_s"] * r["ms"] / 1e3

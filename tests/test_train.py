@@ -112,7 +112,7 @@ def test_a_run_in_a_thread_catches_no_signal():
             found.append((caught, [signal.getsignal(x) for x in ne.saving_signals()]))
 
     before = [signal.getsignal(x) for x in ne.saving_signals()]
-    thread = threading.Thread(target=catch)
+    thread = threading.Thread(target=catch, daemon=True)
     thread.start()
     thread.join()
     assert found == [([], before)]

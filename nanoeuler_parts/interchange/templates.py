@@ -207,10 +207,12 @@ def checking(check):
         CHECK.reset(token)
 
 def renderer():
-    """The Renderer of this thread, started by the first call"""
-    if getattr(of_thread, "renderer", None) is None:
-        of_thread.renderer = Renderer()
-    return of_thread.renderer
+    """The Renderer of this thread, started by the first call, or if the system has ended it since
+    the last one"""
+    runs = getattr(of_thread, "renderer", None)
+    if runs is None or runs.process.poll() is not None:
+        runs = of_thread.renderer = Renderer()
+    return runs
 
 def texts_of(template, each, lengths, work):
     """The texts that the rendering process answers.     arguments: as in `render_lines`"""
