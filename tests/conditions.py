@@ -1,10 +1,10 @@
 """Which conditions that the programs check were false in some test: one that never was may be
 wrong, or missing, without a test that notices.
 
-A condition is the first argument of `need` or `refuse_unless`. It counts by its operands: those of
-`and`, those of a negated `or`, and the two comparisons of `low <= x <= high`. An operand was false
-in a test if an error was raised where it is the first false one. Processes that tests fork from a
-warm one are watched as well (tests/warm.py), others are not.
+A condition is the first argument of `need`, `need_setting` or `refuse_unless`. It counts by its
+operands: those of `and`, those of a negated `or`, and the two comparisons of `low <= x <= high`.
+An operand was false in a test if an error was raised where it is the first false one. Processes
+that tests fork from a warm one are watched as well (tests/warm.py), others are not.
 
 After a run of all tests (`make test-all`), an operand that was never false ends the run with an
 error, unless tests/never_false.txt lists it. That list may only get shorter. The run also names
@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "never_false.txt"
-CHECKS = ("need", "refuse_unless")
+CHECKS = ("need", "need_setting", "refuse_unless")
 SEEN = "NANOEULER_CONDITIONS"    # the file to which processes append the operands that were false
 # A machine without a GPU runs few of these files' checks.
 ON_GPU = ("nanoeuler_cuda.py", "nanoeuler_parts/gpu/", "nanoeuler_parts/tensor_cores/",
@@ -102,6 +102,8 @@ def recording(init, known):
     def made(self, *args, **options):
         init(self, *args, **options)
         check = sys._getframe(1)
+        while check.f_code.co_name == "__init__":        # of a class derived from this one
+            check = check.f_back
         if check.f_code.co_name in CHECKS and SEEN in os.environ:
             with contextlib.suppress(Exception):
                 record(check.f_back, known)
