@@ -357,6 +357,16 @@ def test_rendering_ends_when_its_caller_says_so():
     assert render("{{ 2 }}", HELLO, STATE) == "2"
 
 
+def test_a_rendering_process_that_has_ended_is_started_again():
+    """The system may have ended it while nobody used it; no template is to blame."""
+    needs("jinja2")
+    assert render("{{ 1 }}", HELLO, STATE) == "1"
+    process = renderer().process
+    process.kill()
+    process.wait()
+    assert render("{{ 2 }}", HELLO, STATE) == "2" and renderer().process is not process
+
+
 def test_each_thread_has_its_own_rendering_process():
     """So a slow template of one model does not delay another one."""
     needs("jinja2")

@@ -207,12 +207,14 @@ def checking(check):
         CHECK.reset(token)
 
 def renderer():
-    """The Renderer of this thread, started by the first call, or if the system has ended it since
-    the last one"""
-    runs = getattr(of_thread, "renderer", None)
-    if runs is None or runs.process.poll() is not None:
-        runs = of_thread.renderer = Renderer()
-    return runs
+    """The Renderer of this thread, started by the first call.  If its process has ended since the
+    last call, for example because the system was short of memory, it is started again."""
+    found = getattr(of_thread, "renderer", None)
+    if found is not None and found.process.poll() is not None:
+        found.end()
+        found = None
+    of_thread.renderer = found or Renderer()
+    return of_thread.renderer
 
 def texts_of(template, each, lengths, work):
     """The texts that the rendering process answers.     arguments: as in `render_lines`"""
