@@ -66,10 +66,11 @@ MUTANTS = {
     "norms of heads before RoPE's gradient": ("if p.q_norm.size:                    # norms",
                                               "if False:                            # norms"),
     # with one of the two features, where a test of both would find nothing
-    "biases learn only beside norms": ("if p.qkv_bias.size:\n            for c0",
-                                       "if p.q_norm.size:\n            for c0"),
+    "biases learn only beside norms": (
+        "if p.qkv_bias.size:\n            for c0",
+        "if p.qkv_bias.size and p.q_norm.size:\n            for c0"),
     "norms learn only beside biases": ("if p.q_norm.size:                    # norms",
-                                       "if p.qkv_bias.size:                  # norms"),
+                                       "if p.q_norm.size and p.qkv_bias.size:  # norms"),
     "the gradient without a window": ("c.window, g0, g1, s)", "T, g0, g1, s)"),
     "swiglu, gate": ("sigma * (one + z * (one - sigma))", "sigma * (one + z * sigma)"),
     "swiglu, up": ("rounded(row[f] * z * sigma", "rounded(row[f] * sigma"),
