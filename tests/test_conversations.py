@@ -94,7 +94,7 @@ def test_preferences(entry, asked, chosen, tmp_path):
 
 @pytest.mark.parametrize("entry, words", [
     ({"messages": []}, ["expected a list of messages", "found []"]),
-    ({"messages": "Hi?"}, ["found 'Hi?'"]),
+    ({"messages": "Hi?"}, ["expected a list of messages", "found 'Hi?'"]),
     ({"messages": [7]}, ["messages[0]", "role and content", "found 7"]),
     ({"messages": [message("human", "Hi?")]}, ["messages[0]", "assistant", "found 'human'"]),
     ({"messages": [message("user", None)]}, ["messages[0]", "expected a text", "found None"]),
@@ -102,8 +102,9 @@ def test_preferences(entry, asked, chosen, tmp_path):
      ["messages[1]", "expected a text", "image_url"]),
     *(({"messages": [message(role, "Hi?"), says("Ho.")]}, ["messages[0]", "roles", repr(role)[:40]])
       for role in FORGED_ROLES),
-    ({"messages": [asks("Hi?")]}, ["expected a message of the assistant, found none"]),
-    ({"messages": [asks("\ud800"), says("Ho.")]}, ["surrogates"]),
+    ({"messages": [asks("Hi?")]}, ["expected a message of the assistant, found none",
+                                     "add the answer as a message with the role assistant"]),
+    ({"messages": [asks("\ud800"), says("Ho.")]}, ["surrogates", "correct this example"]),
     ({"prompt": [asks("Hi?")], "completion": "Ho."},
      ["completion: expected a list of messages", "found 'Ho.'"]),
 ])
@@ -111,7 +112,7 @@ def test_bad_conversations(entry, words, tmp_path):
     good = {"messages": [asks("Hi?"), says("Ho.")]}
     with pytest.raises(ne.UserError) as e:
         read(tmp_path, [good, entry], "output")
-    for word in ["e.json, example 2", "messages", *words]:
+    for word in ["e.json, example 2", *words]:
         assert word in str(e.value)
 
 
