@@ -189,7 +189,7 @@ def test_a_gguf_that_is_cut_short_is_called_that(left, tokenizer, tmp_path, caps
         f"{path}: the file is incomplete", f"found {path.stat().st_size:,} of ",
         "download it again"])
     path.write_bytes(b"To be, or not to be")
-    refused(capsys, "import", path, tmp_path / "b.bin", words=[f"{path}: it is not a GGUF file"])
+    refused(capsys, "import", path, tmp_path / "b.bin", words=[f"{path}: it is a text; give"])
 
 
 def test_tensors_that_share_their_bytes_are_refused(tokenizer, tmp_path, capsys):
@@ -222,7 +222,8 @@ def test_types_that_nobody_quantizes_to_are_refused(tokenizer, tmp_path, capsys)
     tensor = next(t for t in reader.tensors if t.name.endswith("ffn_down.weight"))
     tensor.field.parts[4][0] = gguf.GGMLQuantizationType.I32         # as wide as float32
     reader.data.flush()
-    refused(capsys, "import", tmp_path / "a.gguf", tmp_path / "b.bin", words=["a.gguf", "I32"])
+    refused(capsys, "import", tmp_path / "a.gguf", tmp_path / "b.bin", words=[
+        "a.gguf", "ffn_down.weight has the type I32, expected one"])
 
 
 # ---- split files

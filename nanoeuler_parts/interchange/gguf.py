@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from bpe import need
+from bpe import need, UserError
 from nanoeuler import ALPACA, Config, kept_of_frequency, llama_tensors, named, rope_frequency
 from nanoeuler_parts.files.safetensors import AGAIN, cut_short, note_large, release_pages
 from nanoeuler_parts.interchange.forms import reading_form
@@ -94,9 +94,17 @@ def read_gguf(path):
         stored[t.name] = t
     return meta, stored
 
+def numbers(t, rows):
+    """These rows of a tensor's data as floating-point numbers.     t: a ReaderTensor"""
+    import gguf
+    try:
+        return np.array(gguf.dequantize(rows, t.tensor_type))
+    except NotImplementedError:
+        raise UserError(f"{t.name} has the type {t.tensor_type.name}, expected one that the "
+                        f"package gguf converts to numbers, such as F16 or Q4_0") from None
+
 def llama_of_gguf(path):
     """The model of a GGUF file, as a `Found`.     path: the file, or any part of a split file"""
-    import gguf
     meta, stored = read_gguf(path)
     words = {key.removeprefix("tokenizer.ggml."): value for key, value in meta.items()
              if key.startswith("tokenizer.ggml.")}
@@ -116,7 +124,7 @@ def llama_of_gguf(path):
          f"expected all of them")
     if factors is not None:
         need(not cfg.rope_scaling, f"expected {ROPE_FREQS} or rope.scaling.type, found both")
-        cfg = scaled_by(cfg, gguf.dequantize(factors.data, factors.tensor_type))
+        cfg = scaled_by(cfg, numbers(factors, factors.data))
     ours = {theirs: name for name, theirs in gguf_names(cfg).items()}
     tensors = {ours.get(name, name): t for name, t in stored.items()}
     shapes = {name: tuple(t.shape.tolist()[::-1]) for name, t in tensors.items()}
@@ -125,8 +133,7 @@ def llama_of_gguf(path):
         t = tensors[name]
         is_whole = name.split(".")[-2] in ("q_proj", "k_proj")       # whose rows are reordered
         rows = t.data if is_whole else t.data[start:stop]
-        found = pairs_of_halves(np.array(gguf.dequantize(rows, t.tensor_type)), name, cfg,
-                                back=True)
+        found = pairs_of_halves(numbers(t, rows), name, cfg, back=True)
         release_pages(t.data)
         return found[start:stop] if is_whole else found
 
