@@ -290,7 +290,8 @@ QWEN2 = {"model_type": "qwen2", **SHAPE}
 
 @pytest.mark.parametrize("entries, words", [
     ({**LLAMA, "rope_scaling": dict(rope_type="dynamic", factor=2.0)}, "rope_type is dynamic"),
-    ({**LLAMA, "rope_scaling": dict(rope_type="linear", factor=0)}, "rope_factor is 0"),
+    ({**LLAMA, "rope_scaling": dict(rope_type="linear", factor=0)},
+     "rope_factor: expected 0.001 to 1000000, found 0"),
     ({**LLAMA, "rope_scaling": dict(rope_type="linear", factor="2")}, "factor is '2'"),
     ({**LLAMA, "rope_scaling": dict(rope_type="linear")}, "factor is None"),
     ({**LLAMA, "rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "rope_low < rope_high"),

@@ -77,8 +77,8 @@ def test_a_model_of_any_shape(text, elsewhere, capsys):
         run("train", "--resume", *more, "--steps", 2 + bool(more))
     run("train", "big", "--resume", *flags, "--tie-embeddings", "--steps", 4)
     assert ne.read_checkpoint("nanoeuler.bin").state.step == 4
-    for more, word in ((["--no-tie-embeddings"], "tie_embeddings True, not False"),
-                       (["--n-embd", 32], "n_embd 24, not 32")):
+    for more, word in ((["--no-tie-embeddings"], "--tie-embeddings True, not False"),
+                       (["--n-embd", 32], "--n-embd 24, not 32")):
         refused(capsys, "train", "--resume", *more, words=[word, "--out NAME"])
 
 
@@ -101,7 +101,7 @@ def test_same_flags_on_resume_are_fine(copy, monkeypatch):
 def test_what_no_flag_changes_or_replaces(trained, text, elsewhere, capsys):
     shutil.copy(trained / "nanoeuler.bin", elsewhere)
     (elsewhere / "folder").mkdir()
-    refused(capsys, "train", "big", "--resume", words=["n_embd", "320", "--out"])
+    refused(capsys, "train", "big", "--resume", words=["--n-embd 128, not 320", "--out"])
     refused(capsys, "train", "--data", text, "--out", "folder", "--force",
             words=["folder exists and is a directory"])
 
@@ -187,9 +187,10 @@ def test_a_flag_may_be_cut_short_and_a_prompt_begin_like_one(copy, monkeypatch, 
 
 
 def test_whole_numbers_are_printed_whole(elsewhere, capsys):
-    refused(capsys, "generate", "To", "--tokens", -3, words=["tokens is -3", "expected 0 or more"])
+    refused(capsys, "generate", "To", "--tokens", -3,
+            words=["--tokens: expected 0 or more, found -3"])
     refused(capsys, "generate", "To", "--tokens", 1 << 41, words=[f"0 to {1 << 40}"])
-    refused(capsys, "train", "--lr", 2, words=["lr is 2.0", "1e-09 to 1"])
+    refused(capsys, "train", "--lr", 2, words=["--lr: expected 1e-09 to 1, found 2"])
 
 
 @pytest.mark.parametrize("args", [
@@ -204,7 +205,7 @@ def test_an_empty_name_is_said_to_be_one(args, elsewhere, capsys):
 @pytest.mark.parametrize("args, words", [
     (("train", "--threads=--"), ["--threads: expected a value, found --"]),
     (("export", "x.bin", "y/" * 3000), ["a name of at most 4,096 characters, found 6,000"]),
-    (("train", "--batch", 1 << 30), ["batch is 1073741824", "16777216"])])
+    (("train", "--batch", 1 << 30), ["--batch: expected 1 to 16777216, found 1073741824"])])
 def test_absurd_values(args, words, elsewhere, capsys):
     refused(capsys, *args, words=words)
 

@@ -678,9 +678,9 @@ def test_settings_are_kept_for_resume(base, tmp_path, monkeypatch, capsys):
     assert state.options["field"] == fields[1::2] and state.options["truncate"] is False
     run("sft", "--resume", "--steps", 2)
     run("sft", "--resume", *fields, "--steps", 3)
-    refused(capsys, "sft", "--resume", *fields[:4], "--steps", 4, words=["started with field"])
+    refused(capsys, "sft", "--resume", *fields[:4], "--steps", 4, words=["started with --field"])
     refused(capsys, "sft", "--resume", "--truncate", "--steps", 4,
-            words=["started with truncate False, not True"])
+            words=["started with --truncate False, not True"])
 
 
 @pytest.mark.parametrize("verb", ["sft", "dpo"])

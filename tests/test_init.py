@@ -113,7 +113,7 @@ def test_the_bundled_model_continues(here, capsys):
 def test_what_init_refuses(here, capsys):
     data = "--data", "two.txt", "--out", "new.bin", "--steps", 1
     for args, words in ((("--init", "none.bin"), ["none.bin"]),
-                        (("--init", "base.bin", "--n-layer", 7), ["n_layer 4, not 7", "--init"]),
+                        (("--init", "base.bin", "--n-layer", 7), ["--n-layer 4, not 7", "--init"]),
                         (("big", "--init", "base.bin"), ["own shape", "big"]),
                         (("--init", "new.bin"), ["new.bin"]), (("--init", "two.txt"), ["two.txt"])):
         refused(capsys, "train", *args, *data, words=words)

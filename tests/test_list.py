@@ -169,7 +169,8 @@ def test_few_files_are_opened_and_their_data_is_not_read(here, monkeypatch, caps
     refused(capsys, "info", "0.bin", words=["checksum"])
     monkeypatch.setattr("nanoeuler_parts.tools.listing.MOST_MODELS", 2)
     assert files() == ["0.bin", "1.bin", "bundled"]
-    assert "4 files named *.bin; only the newest 2 are opened" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "4 files that may be checkpoints; only the newest 2 are opened" in said
 
 
 def test_the_header_is_checked_as_in_a_whole_read(here):
