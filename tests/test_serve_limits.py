@@ -166,7 +166,7 @@ def test_an_estimate_by_characters_decides_nothing():
         assert found == ((want, 0) if isinstance(want, list) else want), said
         prompt = "".join(text for _, text in said)
         want = whole_or_refused(reader, reader.encoded(prompt).tolist())
-        assert answered(reader.ids_of, prompt, "", gone) == want, said
+        assert answered(reader.ids_of, prompt, "", protocol.Work(gone)) == want, said
 
         reader.speaker.template = ""
         first = said[0][0] == "system"
