@@ -115,6 +115,7 @@ def main(rank, size, port, verb, *flags):
         lock = lambda out: contextlib.nullcontext("")
     chosen = ne.parse(ne.VERBS, "", [verb, *flags])
     chosen.pop("call")
+    chosen.pop("named", None)                # `train --preset`
     use_threads(chosen.pop("threads"))
     try:
         ne.launch(processes.ranked_run(run, ranks), CpuRanked, lock=lock, **chosen)
