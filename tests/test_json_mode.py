@@ -322,6 +322,8 @@ def test_a_vocabulary_without_a_byte_is_refused(tokenizer):
     ('{"type": "object", "properties": {"a": {"not": {}}}}', "#/properties/a: the keyword not"),
     ('{"properties": {}, "additionalProperties": false, "required": ["b"]}', "no value fits false"),
     ('{"type": "object", "properties": []}', "expected an object with at most 256 names"),
+    (as_text({"anyOf": [{"anyOf": [{"type": "string", "minLength": i + j} for j in range(9)]}
+                        for i in range(9)]}), "81"),
     ('{"enum": []}', "no value of enum"), ('{"enum": ["a"], "type": "integer"}', "no value of en"),
     ('{"enum": 1}', "a list of values"), ('{"anyOf": []}', "expected a list"),
     ('{"oneOf": [{"type": "string"}, {"enum": ["a"]}]}', "0 and 1 may fit the same value"),
@@ -478,6 +480,53 @@ def test_limits_of_strings_make_no_masks_of_their_own(tokenizer):
         state = after_bytes(state, b"a")
     assert len(constraint.masks) == 1
     assert not constraint.mask(state)[vocab.index(b"a")]
+
+
+def nested_arrays(width, depth):
+    schema = {"type": "string"}
+    for _ in range(depth):
+        schema = {"anyOf": [{"type": "array", "items": schema, "minItems": 1, "maxItems": 100 + i}
+                            for i in range(width)]}
+    return schema
+
+
+@pytest.mark.parametrize("schema, text", [
+    (nested_arrays(3, 6), '[[[[[["a"]]],[[["'),
+    ({"anyOf": [{"type": "string", "minLength": 3 * i, "maxLength": 3 * i + 1}
+                for i in range(64)]}, '"' + "abc\u00e9" * 9),
+    ({"anyOf": [{"pattern": f"^.*x{{{i}}}$"} for i in range(1, 20)]}, '"' + "ax" * 9)])
+def test_the_work_for_a_token_is_bounded(schema, text, tokenizer, monkeypatch):
+    """Alternatives inside of alternatives do not multiply, and a walk through the vocabulary makes
+    a bounded number of steps; each byte that is allowed stays a token."""
+    constraint = Constraint(as_text(schema), Trie(tokenizer.vocab, set()), None)
+    steps, alone = [], {token for token in tokenizer.vocab if len(token) == 1}
+    read = json_mode.after_byte
+    monkeypatch.setattr(json_mode, "MOST_STEPS", 1000)
+    monkeypatch.setattr(json_mode, "after_byte", lambda state, byte: steps.append(
+        json_frames.alternatives(state)) or read(state, byte))
+    state = constraint.start
+    for byte in text.encode():
+        steps.clear()
+        mask = constraint.mask(state)
+        assert sum(steps) <= 256 * 64 * 2 * json_mode.MOST_WALKS
+        found = {tokenizer.vocab[i] for i in np.flatnonzero(mask)}
+        assert found & alone == {x for x in alone if after_bytes(state, x) is not None}
+        assert all(after_bytes(state, token) is not None for token in found)
+        state = read(state, byte)
+        assert json_frames.alternatives(state) <= 64
+
+
+def test_strings_whose_limits_overlap_are_one_alternative():
+    def start(*limits):
+        return after_bytes((compiled(as_text({"anyOf": [
+            {"type": "string", "minLength": a, "maxLength": b} for a, b in limits]}))[0],), b'"')
+
+    assert start((2, 5), (4, 9), (10, 12)) == (json_frames.Text(2, 12),)
+    assert json_frames.alternatives(start((2, 5), (7, 9))) == 2
+    for n in range(12):
+        state = after_bytes(start((2, 5), (7, 9)), b"a" * n)
+        fits = state is not None and json_mode.after_byte(state, ord('"')) == ()
+        assert fits == (2 <= n <= 5 or 7 <= n <= 9)
 
 
 # ---- replies

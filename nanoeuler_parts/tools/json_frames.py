@@ -15,7 +15,9 @@ below:
 
 The stack remembers the open brackets.  An automaton without a stack could not do that: JSON is not
 a regular language.  Where two alternatives begin alike, `Either` reads both at the same time until
-one of them fails, so there is no search and no going back.
+one of them fails, so there is no search and no going back.  Alternatives inside of alternatives
+could multiply without end.  `either` therefore merges those that are equal, and keeps the first
+MOST_LIVE of the others: a reply then fits one of these.
 
 Every state can be completed.  A byte that leads to a dead end is never allowed.
 
@@ -23,14 +25,16 @@ Replies are bounded wherever the grammar would allow endless output: blanks, dig
 limits (below).  Strings and arrays end when the model ends them, or at maxLength and maxItems."""
 import json
 from bisect import bisect_left
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from itertools import islice
 
 MOST_DEPTH = 10                  # objects and arrays inside each other
 MOST_INDENT = 4 * MOST_DEPTH     # blanks after a line end
 MOST_DIGITS = 16                 # of an integer, and before the point
 MOST_DECIMALS = 20               # after the point
 MOST_EXPONENT = 2                # digits: larger numbers would become infinite
+MOST_LIVE = 64                   # alternatives that are read at the same time
 NO_LIMIT = float("inf")
 QUOTE, BACKSLASH = b'"\\'
 
@@ -60,10 +64,20 @@ def is_complete(state):
     return all(frame.ends for frame in state)
 
 
-def accepts(frame, text):
-    """Is this text a whole value of a frame?"""
-    state = after_bytes((frame,), text)
-    return state is not None and is_complete(state)
+def alternatives(state):
+    """How many alternatives a state reads at the same time"""
+    return len(state[0].states) if state and isinstance(state[0], Either) else 1
+
+
+def accepts(frame, text, spend=lambda steps: None):
+    """Is this text a whole value of a frame?  spend: called with the steps of the work"""
+    state = frame,
+    for byte in text:
+        spend(alternatives(state))
+        state = after_byte(state, byte)
+        if state is None:
+            return False
+    return is_complete(state)
 
 
 # ---- frames: `read` returns the frames that follow a byte, or None if the byte is not allowed
@@ -97,27 +111,53 @@ def sequence(text):
 
 @dataclass(frozen=True)
 class Either:
-    """Several alternatives that are read at the same time.  states: tuple of states"""
+    """Several alternatives that are read at the same time.  states: tuple of states
+    known: {byte: frames that follow}, since other alternatives can contain this one"""
     states: tuple
+    known: dict = field(default_factory=dict, compare=False, repr=False)
 
-    @property
+    @cached_property
     def ends(self):
         return any(map(is_complete, self.states))
 
     def read(self, byte):
-        found = dict.fromkeys(after_byte(state, byte) for state in self.states)
-        found.pop(None, None)
-        return either(tuple(found)) if found else None
+        if byte not in self.known:
+            found = dict.fromkeys(after_byte(state, byte) for state in self.states)
+            found.pop(None, None)
+            self.known[byte] = either(tuple(found)) if found else None
+        return self.known[byte]
+
+
+def flattened(states):
+    """Yields the alternatives, also those of an alternative that begins with several"""
+    for state in states:
+        if state and isinstance(state[0], Either):
+            yield from flattened((*each, *state[1:]) for each in state[0].states)
+        else:
+            yield state
 
 
 def either(states):
-    """The frames of the alternatives"""
+    """The frames of the alternatives, at most MOST_LIVE.  Strings that differ only in their limits
+    are merged where the limits overlap."""
+    found, texts = {}, {}                # texts: {the rest of a state: its strings}
+    for state in flattened(states):
+        if state and isinstance(state[0], Text):
+            texts.setdefault(state[1:], []).append(state[0])
+        else:
+            found[state] = None
+    for rest, limited in texts.items():
+        found.update(dict.fromkeys((text, *rest) for text in joined(limited)))
+    states = tuple(islice(found, MOST_LIVE))
     return states[0] if len(states) == 1 else (Either(states),)
 
 
 def union(frames):
     """The frame of a value that has one of several forms"""
-    return frames[0] if len(frames) == 1 else Either(tuple((frame,) for frame in frames))
+    if len(frames) == 1:
+        return frames[0]
+    states = tuple(dict.fromkeys(flattened((frame,) for frame in frames)))
+    return states[0][0] if len(states) == len(states[0]) == 1 else Either(states)
 
 
 class Texts:
@@ -220,6 +260,17 @@ class Text:
         if self.least or self.most < NO_LIMIT:
             return *frames, Text(max(0, self.least - 1), self.most - 1)
         return *frames, self
+
+
+def joined(texts):
+    """The strings of `texts`, with those whose limits overlap as one"""
+    found = []
+    for text in sorted(texts, key=lambda text: text.least):
+        if found and text.least <= found[-1].most + 1:
+            found[-1] = Text(found[-1].least, max(found[-1].most, text.most))
+        else:
+            found.append(text)
+    return found
 
 
 @dataclass(frozen=True)
@@ -339,12 +390,24 @@ SCALARS = {"string": STRING, "number": number(*FRACTION), "integer": number(),
 
 
 # ---- objects and arrays
-class Array:
+class Container:
+    def __init__(self):
+        self.places = {}
+
+    def next(self, i, comma=b""):
+        """The Next of a place, always the same one, so that equal states are found at once"""
+        if (i, comma) not in self.places:
+            self.places[i, comma] = Next(self, i, comma)
+        return self.places[i, comma]
+
+
+class Array(Container):
     """first: the frames of the first items     value: the frame of all others, None if there are
     none     least, most: the number of items"""
     close = ord("]")
 
     def __init__(self, value, least=0, most=NO_LIMIT, first=()):
+        super().__init__()
         self.value, self.first, self.least = value, first, least
         self.most = min(most, len(first)) if value is None else most
         self.counted = max(least, len(first)) if self.most == NO_LIMIT else self.most
@@ -358,14 +421,14 @@ class Array:
     def item(self, i):
         """The frames of item i and of all that follows"""
         value = self.first[i] if i < len(self.first) else self.value
-        return value, Next(self, min(i + 1, self.counted), b",")                # few states
+        return value, self.next(min(i + 1, self.counted), b",")     # few states
 
 
 COLON = choice((b":", ()))
 CLOSING = {byte: choice(([byte], ())) for byte in b"]}"}
 
 
-class Record:
+class Record(Container):
     """An object with these names, in this order; those that are not required may be skipped.  Then
     any number of others.
     names: with their quotes, as bytes     values: their frames     required: list of bool
@@ -374,6 +437,7 @@ class Record:
     close = ord("}")
 
     def __init__(self, names, values, required, other=None, least=0):
+        super().__init__()
         self.names, self.values, self.other, self.least = names, values, other, least
         self.stop = [len(names)] * (len(names) + 1)      # the next required name, from i on
         for i in reversed(range(len(names))):
@@ -396,11 +460,11 @@ class Record:
         stop, n, found = self.stop[i], len(self.names), []
         if i < n:
             found.append((word_of({
-                self.names[k]: (COLON, SPACE, self.values[k], Next(self, k + 1, b","))
+                self.names[k]: (COLON, SPACE, self.values[k], self.next(k + 1, b","))
                 for k in range(i, min(stop + 1, n))}),))
         if stop == n and self.other:
             name, value = self.other
-            found.append((name, COLON, SPACE, value, Next(self, n, b",")))
+            found.append((name, COLON, SPACE, value, self.next(n, b",")))
         return found[0][0] if len(found) == len(found[0]) == 1 else Either(tuple(found))
 
 
@@ -409,7 +473,7 @@ def map_of(value, name=STRING, least=0):
     return Record([], [], [], (name, value), least)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)            # a container makes one for each place
 class Next:
     """Item i of an object or array, or its end.  comma: "," or, for the first item, nothing"""
     container: Array | Record
@@ -434,7 +498,7 @@ class Next:
 def opened(container):
     """The Choice that begins an object or array"""
     begins = b"[" if container.close == ord("]") else b"{"
-    return choice((begins, (BLANK, Next(container, 0))))
+    return choice((begins, (BLANK, container.next(0))))
 
 
 @cache

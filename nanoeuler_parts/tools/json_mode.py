@@ -8,10 +8,13 @@ break the JSON become -inf, so their probability is 0.  Two parts find these tok
 
 2. The model writes tokens, and a token is a string of bytes.  All tokens are in a trie, a tree in
    which tokens with the same beginning share a path.  A walk through the trie reads each beginning
-   only once, and skips a whole subtree at the first byte that the automaton cannot read.  Nodes at
-   which the automaton is in the same state walk on together, as arrays: within a string, one step
-   reads the next byte of all tokens.  The result, a mask over the vocabulary, is stored for each
-   state.
+   only once, and skips a whole subtree at the first byte that the automaton cannot read.  The walk
+   goes level by level, as arrays: one step reads a byte for all nodes at which the automaton is in
+   the same state.  The result, a mask over the vocabulary, is stored for each state.
+
+The work for a token is bounded.  A state reads at most MOST_LIVE alternatives at the same time, and
+a walk ends after MOST_STEPS steps.  The tokens that it has not reached by then are left out.  The
+reply stays complete and correct without them, because each byte is a token of its own.
 
 Willard and Louf 2023 (arxiv.org/abs/2307.09702) describe masks that are stored by state.  Dong et
 al. 2024 (arxiv.org/abs/2411.15100) describe the stack, and masks that depend on its top only."""
@@ -25,13 +28,16 @@ from bpe import need, read_bytes, reading
 from nanoeuler_parts.files.texts import parse_json
 from nanoeuler_parts.tools import json_schema
 from nanoeuler_parts.tools.json_frames import (
-    after_byte, after_bytes, any_object, CHARACTER, Either, encoded, is_complete, MOST_DEPTH,
-    NO_LIMIT, QUOTE, Text,
+    after_byte, after_bytes, alternatives, any_object, CHARACTER, Either, encoded, is_complete,
+    MOST_DEPTH, NO_LIMIT, QUOTE, Text,
 )
 from nanoeuler_parts.tools.json_schema import LONGEST_SCHEMA
 
 OBJECT = "object"                # the schema of any JSON object, in place of a JSON text
 MASK_BYTES = 1 << 23             # memory of the masks of one schema, or of all top frames
+MOST_STEPS = 5_000               # of one walk through the vocabulary, some ms
+MOST_WALKS = 8                   # for one mask: more alternatives than these share a walk
+UNKNOWN, NOWHERE = -2, -1        # instead of the number of a state
 
 
 def compiled(schema, alive=lambda: None):
@@ -129,72 +135,113 @@ class Trie:
         first.append(np.full(len(level) + 1, n))
         self.byte, self.first = np.concatenate(byte), np.concatenate(first)
 
-    def children(self, nodes):
-        first = self.first[nodes]
-        counts = self.first[nodes + 1] - first
-        begins = np.cumsum(counts) - counts
-        return np.repeat(first - begins, counts) + np.arange(counts.sum())
-
-    def walk(self, nodes, state):
-        """Yields (nodes, state) for all nodes below these that the state can read"""
-        waiting = [(np.asarray(nodes), state)]
-        while waiting:
-            nodes, state = waiting.pop()
-            children = self.children(nodes)
-            bytes_of = self.byte[children]
-            groups, group_of = {}, np.full(256, -1)      # of the bytes that lead to equal states
-            for byte in np.flatnonzero(np.bincount(bytes_of, minlength=256)).tolist():
-                after = after_byte(state, byte)
-                if after is not None:
-                    group_of[byte] = groups.setdefault(after, len(groups))
-            group_of = group_of[bytes_of]
-            for after, group in groups.items():
-                reached = children[group_of == group]
-                yield reached, after
-                waiting.append((reached, after))
+    def walk(self, nodes, state, most=NO_LIMIT):
+        """(the nodes below these that the state can read, the number of the state at each node, the
+        list of these states).  The walk reads level by level, so that a state reads a byte only
+        once for all nodes at which it is.
+        most: after this many steps the walk ends, and longer tokens are left out.  A step reads a
+        byte in one alternative.  The first level is always complete."""
+        states, number = [state], {state: 0}
+        table = np.full((1, 256), UNKNOWN)               # (states, bytes): number of the next state
+        nodes, at = np.asarray(nodes), np.zeros(len(nodes), np.int64)
+        found, steps = [(nodes[:0], at[:0])], 0
+        while len(nodes):
+            first = self.first[nodes]
+            counts = self.first[nodes + 1] - first
+            begins = np.cumsum(counts) - counts
+            nodes = np.repeat(first - begins, counts) + np.arange(counts.sum())
+            keys = np.repeat(at, counts) * 256 + self.byte[nodes]
+            after = table.ravel()[keys]
+            new = np.zeros(table.size, bool)
+            new[keys[after == UNKNOWN]] = True
+            for key in np.flatnonzero(new).tolist():
+                before = states[key // 256]
+                if steps >= most and len(found) > 1:
+                    table.ravel()[key] = NOWHERE
+                    continue
+                steps += alternatives(before)
+                reached = after_byte(before, key % 256)
+                if reached is None:
+                    table.ravel()[key] = NOWHERE
+                    continue
+                if reached not in number:
+                    number[reached] = len(states)
+                    states.append(reached)
+                table.ravel()[key] = number[reached]
+            if new.any():
+                after = table.ravel()[keys]
+            more = len(states) - len(table)
+            if more:
+                table = np.concatenate([table, np.full((more, 256), UNKNOWN)])
+            nodes, at = nodes[after != NOWHERE], after[after != NOWHERE]
+            found.append((nodes, at))
+        nodes, at = (np.concatenate(each) for each in zip(*found))
+        return nodes, at, states
 
     def mask(self, state):
         """(V,) bool: the tokens that a state can read.  Most of the work depends on the top frame
-        only, and is stored: a string has one mask, whatever it is in."""
+        only, and is stored: a string has one mask, whatever it is in and whatever its limits."""
         if not state:
             return np.zeros(self.V, bool)
-        if isinstance(state[0], Either):
-            return np.logical_or.reduce([self.mask((*each, *state[1:]))
-                                         for each in state[0].states])
-        inside, complete = self.masks[state[0]]
+        top, rest = state[0], state[1:]
+        if isinstance(top, Text) and top != Text():
+            return self.mask((Text(), *rest)) & self.fitting([top])
+        if not isinstance(top, Either):
+            return self.mask_of_one(top, rest)
+        texts, others = {}, []
+        for each in top.states:
+            if each and isinstance(each[0], Text):
+                texts.setdefault(each[1:], []).append(each[0])
+            else:
+                others.append(each)
+        found = [self.mask((Text(), *more, *rest)) & self.fitting(limited)
+                 for more, limited in texts.items()]
+        if len(others) > MOST_WALKS:
+            found.append(self.mask_of_one(Either(tuple(others)), rest))
+        else:
+            found += [self.mask((*each, *rest)) for each in others]
+        return np.logical_or.reduce(found)
+
+    def mask_of_one(self, frame, rest):
+        """(V,) bool: the tokens that a frame and the frames after it can read, in one walk"""
+        inside, complete = self.masks[frame]
         mask = np.unpackbits(inside, count=self.V).view(bool)
-        if len(complete) and len(state) > 1:
-            mask |= self.tokens_of(nodes for nodes, _ in self.walk(complete, state[1:]))
+        if len(complete) and rest:
+            mask |= self.tokens_at(self.walk(complete, rest, MOST_STEPS)[0])
         return mask
 
     def new_mask(self, frame):
         """(bits of the tokens inside a frame, the nodes at which the frame is complete)"""
-        found = [*self.walk([0], (frame,))]
-        complete = [nodes for nodes, state in found if is_complete(state)]
-        complete += [np.zeros(1, np.int64)] if frame.ends else []
-        return (np.packbits(self.tokens_of(nodes for nodes, _ in found)),
-                np.concatenate(complete or [np.zeros(0, np.int64)]))
+        nodes, at, states = self.walk([0], (frame,), MOST_STEPS)
+        complete = nodes[np.array([*map(is_complete, states)])[at]]
+        if frame.ends:
+            complete = np.append(complete, 0)
+        return np.packbits(self.tokens_at(nodes)), complete
 
-    def tokens_of(self, groups):
+    def tokens_at(self, nodes):
         """(V,) bool: the tokens that end at these nodes"""
         reached = np.zeros(len(self.byte), bool)
-        for nodes in groups:
-            reached[nodes] = True
+        reached[nodes] = True
         return reached[self.node_of]
 
-    def fitting(self, least, most):
-        """(V,) bool: the tokens that a string of `least` to `most` further characters can read, if
-        a string of any length can"""
-        return (self.chars <= most) & (~self.closes | (self.chars >= least))
+    def fitting(self, texts):
+        """(V,) bool: the tokens that one of these strings with limits can read, if a string of any
+        length can"""
+        fits = np.zeros((2, self.longest + 1), bool)     # by `closes` and `chars`
+        for text in texts:
+            fits[0, :int(min(text.most, self.longest)) + 1] = True
+            fits[1, text.least:int(min(text.most, self.longest)) + 1] = True
+        return fits.ravel()[self.length]
 
     def count(self):
-        """Sets chars (V,), the characters that a token begins within a string, and closes (V,):
-        does it contain the quote that ends the string?"""
-        chars = np.zeros(len(self.byte), np.int16)
-        closes = np.zeros(len(self.byte), bool)
-        for nodes, state in self.walk([0], (Counting(),)):
-            chars[nodes], closes[nodes] = state[-1].n, state[-1].closed
-        self.chars, self.closes = chars[self.node_of], closes[self.node_of]
+        """Sets length (V,), an index of (2, longest + 1): does a token contain the quote that ends
+        a string, and how many characters does it begin within the string?"""
+        nodes, at, states = self.walk([0], (Counting(),))
+        lengths = np.array([state[-1].closed * (self.longest + 1) + state[-1].n
+                            for state in states])
+        of_nodes = np.zeros(len(self.byte), np.int64)
+        of_nodes[nodes] = lengths[at]
+        self.length = of_nodes[self.node_of]
 
 
 class Constraint:
@@ -215,8 +262,8 @@ class Constraint:
         """(V,) bool: the tokens that may follow in this state.  A string with a limit has the mask
         of a string without one, less the tokens that are too long or close it too early."""
         top = state[0] if state else None
-        if isinstance(top, Text) and (top.least or top.most < NO_LIMIT):
-            return self.mask((Text(), *state[1:])) & self.trie.fitting(top.least, top.most)
+        if isinstance(top, Text) and top != Text():
+            return self.mask((Text(), *state[1:])) & self.trie.fitting([top])
         return np.unpackbits(self.masks[state], count=self.trie.V).view(bool)
 
     def new_mask(self, state):

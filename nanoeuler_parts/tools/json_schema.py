@@ -18,15 +18,14 @@ from math import ceil, floor
 
 from bpe import need, UserError
 from nanoeuler_parts.tools.json_frames import (
-    accepts, any_value, Array, choice, encoded, MOST_DEPTH, MOST_DIGITS, NO_LIMIT,
-    number_between, opened, other_name, Record, SCALARS, STRING, Text, union, words,
+    accepts, alternatives, any_value, Array, choice, encoded, MOST_DEPTH, MOST_DIGITS,
+    MOST_LIVE as MOST_ALTERNATIVES, NO_LIMIT, number_between, opened, other_name, Record, SCALARS, STRING, Text, union, words,
 )
 from nanoeuler_parts.tools.json_pattern import FORMATS, matching
 
 LONGEST_SCHEMA = 1 << 17         # bytes, as compact JSON
 MOST_STATES = 10_000             # of one schema: its parts, and the states of its patterns
 MOST_PROPERTIES = 256            # of one object
-MOST_ALTERNATIVES = 64           # of one anyOf or oneOf
 MOST_DECIMALS = 6                # of a number with minimum or maximum
 PIECE = 100                      # states that are made between two calls of `alive`
 
@@ -360,7 +359,11 @@ class Compiler:
                 problem = problem or e
         if not frames:
             raise problem
-        return union(frames)
+        found = union(frames)
+        need(alternatives((found,)) <= MOST_ALTERNATIVES, f"{where}: {name}: expected at most "
+             f"{MOST_ALTERNATIVES} alternatives, with those inside of alternatives, found "
+             f"{alternatives((found,)):,}")
+        return found
 
     # ---- oneOf
     def exclusive(self, schemas, where):
