@@ -16,6 +16,7 @@ characters that need an escape are escaped.
 Supported: alternatives, groups, sets, \\d \\s \\w \\D \\S \\W, escaped characters, \\xHH, \\uHHHH,
 * + ? {m} {m,} {m,n}, also lazy, and ^ and $ where a text can begin and end."""
 import json
+import re
 from collections import Counter
 from functools import lru_cache
 
@@ -134,6 +135,8 @@ class Parser:
         elif not self.takes("*"):
             return part
         self.takes("?")                      # lazy: the same texts
+        self.need(not self.peek() or self.peek() not in "*+?" and
+                  not re.match(r"\{[0-9]", self.text[self.at:]), "a repeated repetition")
         self.need(part[0] not in "^$", "a repeated ^ or $")
         return "repeat", part, least, most
 

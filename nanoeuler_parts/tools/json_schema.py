@@ -13,8 +13,10 @@ than the automaton can hold is rejected; the error names the keyword and its pla
 
 `Impossible` is the schema of no value, such as an object beyond the greatest depth.  An alternative
 or an optional property that is impossible is left out."""
+import re
 from fractions import Fraction
 from math import ceil, floor
+from urllib.parse import unquote
 
 from bpe import need, UserError
 from nanoeuler_parts.tools.json_frames import (
@@ -27,6 +29,8 @@ LONGEST_SCHEMA = 1 << 17         # bytes, as compact JSON
 MOST_STATES = 10_000             # of one schema: its parts, and the states of its patterns
 MOST_PROPERTIES = 256            # of one object
 MOST_DECIMALS = 6                # of a number with minimum or maximum
+ARRAY_INDEX = re.compile("0|[1-9][0-9]{0,8}")
+MOST_NESTED = 20                 # anyOf and oneOf inside each other, within one object or array
 PIECE = 100                      # states that are made between two calls of `alive`
 
 TYPES = "array", "object", *SCALARS
@@ -43,6 +47,71 @@ COMBINING = {"$ref", "allOf", "anyOf", "oneOf", "dependencies", "dependentRequir
 UNSUPPORTED = {"not", "if", "contains", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef",
                "$recursiveRef", "extends", "disallow", "divisibleBy"}
 READ = {"type", "enum", "const", "format"}.union(COMBINING, UNSUPPORTED, *KEYWORDS.values())
+
+
+DRAFTS = {"draft-03": 3, "draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 8, "2020-12": 9}
+# The draft that introduced a keyword, for those that are not in all drafts
+SINCE = {**dict.fromkeys(("allOf", "anyOf", "oneOf", "not", "minProperties", "maxProperties",
+                          "multipleOf"), 4),
+         **dict.fromkeys(("const", "contains", "propertyNames"), 6), "if": 7,
+         **dict.fromkeys(("dependentRequired", "dependentSchemas", "unevaluatedItems",
+                          "unevaluatedProperties"), 8), "prefixItems": 9}
+
+
+def draft_of(schema):
+    """The number of the draft that $schema names, the latest without it"""
+    said = schema.get("$schema") if isinstance(schema, dict) else None
+    return next((n for name, n in DRAFTS.items() if isinstance(said, str) and name in said), 9)
+
+
+def is_whole(x):
+    return type(x) is int and x >= 0
+
+
+def is_number(x):
+    return type(x) in (int, float)
+
+
+def is_schema(x):
+    return isinstance(x, (dict, bool))
+
+
+def is_names(x):
+    return isinstance(x, list) and all(isinstance(name, str) for name in x)
+
+
+def is_types(x):
+    kinds = [x] if isinstance(x, str) else x
+    return isinstance(kinds, list) and bool(kinds) and all(kind in TYPES for kind in kinds)
+
+
+def map_to(is_value):
+    return lambda x: isinstance(x, dict) and all(map(is_value, x.values()))
+
+
+# What a keyword must contain: {keyword: (a description, a function of the value)}
+VALUES = {
+    "$ref": ("a text", lambda x: isinstance(x, str)),
+    "type": (f"{', '.join(TYPES)} or a list of them", is_types),
+    "enum": ("a list of values", lambda x: isinstance(x, list)),
+    "required": ("a list of names", is_names),
+    "uniqueItems": ("true or false", lambda x: isinstance(x, bool)),
+    "dependencies": ("an object of lists of names or schemas",
+                     map_to(lambda x: is_names(x) or is_schema(x))),
+    "dependentRequired": ("an object of lists of names", map_to(is_names)),
+    "items": ("a schema or a list of schemas", lambda x: is_schema(x) or isinstance(x, list)),
+    **dict.fromkeys(("pattern", "format"), ("a text", lambda x: isinstance(x, str))),
+    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), (
+        "a list of schemas", lambda x: isinstance(x, list) and bool(x))),
+    **dict.fromkeys(("properties", "patternProperties", "dependentSchemas"), (
+        "an object of schemas", map_to(is_schema))),
+    **dict.fromkeys(("additionalProperties", "additionalItems", "propertyNames"), (
+        "a schema", is_schema)),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), (
+        "a number", is_number)),
+    **dict.fromkeys((side + name for side in ("min", "max")
+                     for name in ("Items", "Length", "Properties")), (
+        "a whole number of at least 0", is_whole))}
 
 
 class Impossible(UserError):
@@ -180,7 +249,8 @@ class Compiler:
     """Turns a schema into the frame of its values.  where: the place in the schema, for errors"""
 
     def __init__(self, root, alive):
-        self.root, self.spend = root, Budget(alive).spend
+        self.root, self.spend, self.draft = root, Budget(alive).spend, draft_of(root)
+        self.nested = {}                     # {depth: the choices that are open at this depth}
         self.known = {}                      # {($ref, depth): frame or Impossible}
         self.open = set()                    # the ($ref, depth) that are being compiled
         self.following = []                  # the $refs that `flat` is resolving
@@ -189,7 +259,9 @@ class Compiler:
     def value(self, schema, depth, where):
         """depth: the objects and arrays that may still be inside each other"""
         self.spend(1)
-        if isinstance(schema, dict) and "$ref" in schema and schema.keys() & READ == {"$ref"}:
+        if isinstance(schema, dict) and isinstance(schema.get("$ref"), str) and (
+                self.draft <= 7 or schema.keys() & READ == {"$ref"}):
+            self.need_no_base(schema, where)
             return self.reference(schema["$ref"], depth, where)
         plain, choices = self.flat(schema, where)
         if choices:
@@ -219,10 +291,9 @@ class Compiler:
         need(isinstance(name, str) and (name == "#" or name.startswith("#/")), f"{where}: $ref is "
              f"{shown(name)}, expected a place in this schema, such as #/$defs/name")
         place = self.root
-        for key in name[2:].split("/") if len(name) > 1 else ():
-            for said, meant in ("%25", "%"), ("%24", "$"), ("~1", "/"), ("~0", "~"):
-                key = key.replace(said, meant)
-            if isinstance(place, list) and key.isdecimal() and int(key) < len(place):
+        for key in unquote(name[2:]).split("/") if len(name) > 1 else ():    # RFC 6901, 4 and 6
+            key = key.replace("~1", "/").replace("~0", "~")
+            if isinstance(place, list) and ARRAY_INDEX.fullmatch(key) and int(key) < len(place):
                 place = place[int(key)]
             else:
                 need(isinstance(place, dict) and key in place, f"{where}: $ref is {name}, found no "
@@ -232,8 +303,12 @@ class Compiler:
         return place
 
     def need_no_base(self, schema, where):
-        """Within a schema that has an address of its own, $ref means other places."""
+        """Within a schema that has an address of its own, $ref means other places, and its $schema
+        would change the meaning of keywords."""
         if isinstance(schema, dict) and schema is not self.root:
+            need(not isinstance(schema.get("$schema"), str) or draft_of(schema) == self.draft,
+                 f"{where}: $schema is {shown(schema.get('$schema'))} in a part of a schema of "
+                 f"another draft, which is not supported; remove it")
             for name in "$id", "id":
                 base = schema.get(name)
                 need(not isinstance(base, str) or base.startswith("#") or not self.has_ref(schema),
@@ -284,40 +359,28 @@ class Compiler:
     def checked(self, schema, where):
         """The keywords of a schema that can change an answer, in one form for all drafts"""
         plain = {name: value for name, value in schema.items() if name in READ}
-        if "const" in plain:
-            only = {"enum": [plain.pop("const")]}
-            need(isinstance(plain.get("enum", []), list), f"{where}: enum: expected a list of "
-                 f"values")
-            plain = merged(plain, only, where)
+        if self.draft <= 7 and "$ref" in plain:          # it replaces all keywords beside it
+            plain = {"$ref": plain["$ref"]}
         for name in sorted(plain.keys() & UNSUPPORTED):
             raise UserError(f"{where}: the keyword {name} is not supported")
-        for name in "allOf", "anyOf", "oneOf":
-            schemas = plain.get(name, [{}])
-            need(isinstance(schemas, list) and 1 <= len(schemas), f"{where}: {name}: expected a "
-                 f"list of schemas")
-        need(isinstance(plain.get("enum", []), list), f"{where}: enum: expected a list of values")
-        draft = self.root.get("$schema", "2020-12") if isinstance(self.root, dict) else ""
-        need("prefixItems" not in plain or "2020-12" in str(draft), f"{where}: prefixItems is a "
-             f"keyword of draft 2020-12, found $schema {shown(draft)}; correct $schema")
-        if "type" in plain:
-            kinds = [plain["type"]] if isinstance(plain["type"], str) else plain["type"]
-            need(isinstance(kinds, list) and kinds and all(kind in TYPES for kind in kinds),
-                 f"{where}: type is {shown(plain['type'])}, expected {', '.join(TYPES)} or a list "
-                 f"of them")
-        for name in "properties", "patternProperties":
-            need(isinstance(plain.get(name, {}), dict), f"{where}: {name}: expected an object with "
-                 f"at most {MOST_PROPERTIES} names")
-        required = plain.get("required", [])
-        need(isinstance(required, list) and all(isinstance(x, str) for x in required),
-             f"{where}: required: expected a list of names")
+        for name, value in plain.items():
+            need(SINCE.get(name, 0) <= self.draft, f"{where}: the keyword {name} is not in the "
+                 f"draft of JSON Schema that $schema names, "
+                 f"{shown(self.root.get('$schema'))}")
+            if name.startswith("exclusive") and (self.draft <= 4 or "$schema" not in self.root):
+                need(isinstance(value, bool) or self.draft > 4 and is_number(value), f"{where}: "
+                     f"{name} is {shown(value)}, expected true or false in draft 4, and a number "
+                     f"in later ones")
+            elif name in VALUES:
+                expected, fits = VALUES[name]
+                need(fits(value), f"{where}: {name} is {shown(value)}, expected {expected}")
+        if "const" in plain:
+            plain = merged(plain, {"enum": [plain.pop("const")]}, where)
         for side in "Minimum", "Maximum":    # draft 4: true beside minimum
             if isinstance(plain.get(f"exclusive{side}"), bool):
                 exclusive, limit = plain.pop(f"exclusive{side}"), plain.pop(side.lower(), None)
                 if limit is not None:
                     plain[f"exclusive{side}" if exclusive else side.lower()] = limit
-            for name in f"exclusive{side}", side.lower():
-                need(type(plain.get(name, 0)) in (int, float), f"{where}: {name} is "
-                     f"{shown(plain.get(name))}, expected a number")
         for name in "Items", "Length", "Properties":
             self.limits(plain, name, where)
         if not plain.get("uniqueItems"):
@@ -344,7 +407,18 @@ class Compiler:
         """The union of the alternatives of the first choice, each with all that holds besides"""
         (name, schemas), *others = choices
         others = [{kind: alternatives} for kind, alternatives in others]
-        schemas = constants_as_one(name, schemas)
+        level = self.nested[depth] = self.nested.get(depth, 0) + 1
+        need(level <= MOST_NESTED, f"{where:.40}: {name}: found more than {MOST_NESTED} anyOf and oneOf "
+             f"inside each other, or a schema that contains itself without an object or array "
+             f"between; expected a schema that ends")
+        try:
+            return self.union_of(name, schemas, plain, others, depth, where)
+        finally:
+            self.nested[depth] -= 1
+
+    def union_of(self, name, schemas, plain, others, depth, where):
+        if self.draft >= 6:                  # const is younger
+            schemas = constants_as_one(name, schemas)
         need(len(schemas) <= MOST_ALTERNATIVES, f"{where}: {name}: expected at most "
              f"{MOST_ALTERNATIVES} alternatives, found {len(schemas):,}")
         schemas = [{"allOf": [plain, schema]} for schema in schemas]
@@ -623,4 +697,8 @@ def compiled(root, alive):
     """The frame of the values that fit a schema, a value of JSON.
     alive: function() that is called after every PIECE states.  It may raise an error, which ends
     the work."""
-    return Compiler(root, alive).value(root, MOST_DEPTH, "#")
+    try:
+        return Compiler(root, alive).value(root, MOST_DEPTH, "#")
+    except RecursionError:
+        raise UserError("too many parts are inside each other, or one contains itself without an "
+                        "object or array between; expected a schema that ends") from None
