@@ -46,14 +46,15 @@ def timed(what):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=pathlib.Path, help="ranks of js-tiktoken, such as o200k_base.js")
+    parser.add_argument("file", type=pathlib.Path, help="ranks, such as o200k_base.js")
     parser.add_argument("--schema", default=SCHEMA, help=f"JSON schema; default: {SCHEMA}")
     parser.add_argument("--tokens", type=int, default=200, help="masks to measure")
     parser.add_argument("--seed", type=int, default=1, help="seed of the random tokens")
     args = parser.parse_args()
     vocab = read_ranks(args.file)
     trie, once = timed(lambda: Trie(vocab, set()))
-    print(f"{len(vocab):,} tokens, {len(trie.byte):,} nodes; tree of the vocabulary: {once:,.0f} ms")
+    print(f"{len(vocab):,} tokens, {len(trie.byte):,} nodes")
+    print(f"tree of the vocabulary: {once:,.0f} ms")
     constraint, once = timed(lambda: Constraint(args.schema, trie, None))
     print(f"preparation of the schema: {once:.1f} ms")
     rng, state, times = random.Random(args.seed), constraint.start, []

@@ -21,7 +21,7 @@ from bpe import UserError
 from nanoeuler_parts.tools.json_frames import after_byte
 from nanoeuler_parts.tools.json_mode import compiled
 
-KEPT = r"keyword \w+|pattern: [^\"]{0,40}|oneOf|states|\$ref is|no value|has [\d,]+ characters"
+KEPT = r"keyword \w+|pattern: [^\"]{0,40}|oneOf|steps|\$ref is|no value|has [\d,]+ characters"
 
 
 def written(start, rng, most=1500):

@@ -20,7 +20,7 @@ import re
 from collections import Counter
 from functools import lru_cache
 
-from bpe import need
+from bpe import UserError
 from nanoeuler_parts.tools.json_frames import Choice, NO_LIMIT, QUOTE
 
 LAST = 0x10FFFF
@@ -54,12 +54,13 @@ ANY, DOT = [UNICODE], without(LINE_ENDS)
 class Parser:
     """Reads a regular expression of ECMA-262.  where: the place in the schema, for errors"""
 
-    def __init__(self, text, where):
-        self.text, self.at, self.where = text, 0, where
+    def __init__(self, text, where, spend):
+        self.text, self.at, self.where, self.spend = text, 0, where, spend
 
     def need(self, condition, what):
-        need(condition, f"{self.where}: pattern: {what} in {json.dumps(self.text):.60} is not "
-             f"supported")
+        if not condition:                    # the message is as long as the pattern
+            raise UserError(f"{self.where}: pattern: {what} in {json.dumps(self.text):.60} is not "
+                            f"supported")
 
     def peek(self):
         return self.text[self.at:self.at + 1]
@@ -67,6 +68,7 @@ class Parser:
     def take(self):
         self.need(self.at < len(self.text), "an unexpected end")
         self.at += 1
+        self.spend(3)
         return self.text[self.at - 1]
 
     def takes(self, text):
@@ -223,13 +225,14 @@ class Automaton:
         self.sets, self.after = [None], [()]             # node 0 accepts
 
     def node(self, ranges, *after):
-        self.spend(1)
+        self.spend(4)
         self.sets.append(ranges)
         self.after.append(after)
         return len(self.sets) - 1
 
     def add(self, tree, then):
         """The node that begins a tree.  then: the node that follows it"""
+        self.spend(2)
         kind = tree[0]
         if kind == "set":
             self.parser.need(any(low < 0xD800 or high > 0xDFFF for low, high in tree[1]),
@@ -267,7 +270,7 @@ class Automaton:
                 found.add(node)
                 if self.sets[node] is None:
                     waiting += self.after[node]
-        self.spend(len(found) / 64)
+        self.spend(4 + len(found))
         return frozenset(node for node in found if self.sets[node] is not None or not node)
 
     def possible(self, least, most):
@@ -278,7 +281,7 @@ class Automaton:
         below = {node: self.closure(self.after[node]) for node in every if self.sets[node]}
         found = [every if most == NO_LIMIT else {0}]
         for n in reversed(range(last)):
-            self.spend(len(every) / 64)
+            self.spend(len(every) / 3)
             nodes = {node for node, after in below.items() if after & found[-1]}
             found.append(nodes | {0} if n >= least else nodes)
         return found[::-1]
@@ -298,13 +301,13 @@ class Automaton:
         start, (nodes, _) = state([first], 0)
         self.parser.need(nodes, f"a length of {least} to {most} characters, which no match has,")
         while waiting:
-            self.spend(1)
+            self.spend(20)
             key = nodes, n = waiting.pop()
             spellings, frames = {}, {}
             for low, high, follow in self.edges(nodes):
                 frame, (reached, _) = state(follow, n + 1)
                 sequences = spelled(low, high) if reached else ()
-                self.spend(len(sequences) / 4)
+                self.spend(5 + 20 * len(sequences))
                 for sequence in sequences:
                     insert(spellings, sequence, (frame,))
             table = {byte: frames_of(x, frames) for byte, x in spellings.items()}
@@ -317,6 +320,7 @@ class Automaton:
         """Yields (low, high, the nodes that follow one of `nodes` at these characters)"""
         begin, end = {}, {}                  # {character: the nodes whose sets begin or end here}
         for node in nodes:
+            self.spend(len(self.sets[node] or ()))
             for low, high in self.sets[node] or ():
                 begin.setdefault(low, []).append(node)
                 end.setdefault(high + 1, []).append(node)
@@ -325,7 +329,7 @@ class Automaton:
             reading.update(begin.get(low, ()))
             reading.subtract(end.get(low, ()))
             reading = +reading
-            self.spend(len(reading) / 64)
+            self.spend(2 + len(reading) / 4)
             if reading and low != 0xD800:    # surrogates are no characters
                 yield low, stop - 1, {self.after[node][0] for node in reading}
 
@@ -401,9 +405,9 @@ def frames_of(x, known):
 
 def matching(pattern, where, spend, least=0, most=NO_LIMIT):
     """The frame of the strings of `least` to `most` characters in which a regular expression is
-    found.  spend: function(n) that is called with the number of states that were made, and may
+    found.  spend: function(n) that is called with the number of steps of the work, and may
     raise"""
-    parser = Parser(pattern, where)
+    parser = Parser(pattern, where, spend)
     automaton = Automaton(parser, spend)
     first = automaton.add(anchored(parser.tree(), True, True), 0)
     return Choice({QUOTE: (automaton.start(first, least, most),)})

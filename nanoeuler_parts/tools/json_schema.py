@@ -21,17 +21,21 @@ from urllib.parse import unquote
 from bpe import need, UserError
 from nanoeuler_parts.tools.json_frames import (
     accepts, alternatives, any_value, Array, choice, encoded, MOST_DEPTH, MOST_DIGITS,
-    MOST_LIVE as MOST_ALTERNATIVES, NO_LIMIT, number_between, opened, other_name, Record, SCALARS, STRING, Text, union, words,
+    MOST_LIVE as MOST_ALTERNATIVES, NO_LIMIT, number_between, opened, other_name, Record, SCALARS,
+    STRING, Text, union, words,
 )
 from nanoeuler_parts.tools.json_pattern import FORMATS, matching
 
 LONGEST_SCHEMA = 1 << 17         # bytes, as compact JSON
-MOST_STATES = 10_000             # of one schema: its parts, and the states of its patterns
+MOST_STEPS = 200_000             # of the preparation of one schema, about 1 us each
 MOST_PROPERTIES = 256            # of one object
 MOST_DECIMALS = 6                # of a number with minimum or maximum
 ARRAY_INDEX = re.compile("0|[1-9][0-9]{0,8}")
 MOST_NESTED = 20                 # anyOf and oneOf inside each other, within one object or array
-PIECE = 100                      # states that are made between two calls of `alive`
+PIECE = 2000                     # steps between two calls of `alive`
+# Steps of the larger pieces of the work, by their time.  A comparison, or a byte that one
+# alternative reads, is one step.
+FOR_PART, FOR_MERGE = 20, 70     # a part of a schema; its keywords, in one form
 
 TYPES = "array", "object", *SCALARS
 # Keywords by the type that they restrict.  Without `type`, they imply it.
@@ -82,7 +86,8 @@ def is_names(x):
 
 def is_types(x):
     kinds = [x] if isinstance(x, str) else x
-    return isinstance(kinds, list) and bool(kinds) and all(kind in TYPES for kind in kinds)
+    return (isinstance(kinds, list) and 1 <= len(kinds) <= len(TYPES) and
+            all(kind in TYPES for kind in kinds))
 
 
 def map_to(is_value):
@@ -119,18 +124,18 @@ class Impossible(UserError):
 
 
 class Budget:
-    """Counts the states of an automaton.  alive: called between pieces of the work, may raise"""
+    """Counts the steps of a preparation.  alive: called between pieces of the work, may raise"""
 
     def __init__(self, alive):
-        self.alive, self.states, self.next = alive, 0, PIECE
+        self.alive, self.steps, self.next = alive, 0, PIECE
 
     def spend(self, n):
-        self.states += n
-        need(self.states <= MOST_STATES, f"expected a schema that needs at most {MOST_STATES:,} "
-             f"states of the automaton, found more; shorten its patterns, or use fewer parts and "
-             f"alternatives")
-        if self.states >= self.next:
-            self.next += PIECE
+        self.steps += n
+        if self.steps >= self.next:
+            need(self.steps <= MOST_STEPS, f"expected a schema that needs at most {MOST_STEPS:,} "
+                 f"steps to prepare, found more; shorten its patterns, or use fewer parts, "
+                 f"constants and alternatives")
+            self.next = self.steps + PIECE
             self.alive()
 
 
@@ -254,11 +259,12 @@ class Compiler:
         self.known = {}                      # {($ref, depth): frame or Impossible}
         self.open = set()                    # the ($ref, depth) that are being compiled
         self.following = []                  # the $refs that `flat` is resolving
+        self.sizes = {}                      # {id of a list of constants: (the list, steps)}
         self.patterns = {}                   # {(pattern, least, most): frame}
 
     def value(self, schema, depth, where):
         """depth: the objects and arrays that may still be inside each other"""
-        self.spend(1)
+        self.spend(FOR_PART)
         if isinstance(schema, dict) and isinstance(schema.get("$ref"), str) and (
                 self.draft <= 7 or schema.keys() & READ == {"$ref"}):
             self.need_no_base(schema, where)
@@ -291,6 +297,7 @@ class Compiler:
         need(isinstance(name, str) and (name == "#" or name.startswith("#/")), f"{where}: $ref is "
              f"{shown(name)}, expected a place in this schema, such as #/$defs/name")
         place = self.root
+        self.spend(5 + len(name) // 10)
         for key in unquote(name[2:]).split("/") if len(name) > 1 else ():    # RFC 6901, 4 and 6
             key = key.replace("~1", "/").replace("~0", "~")
             if isinstance(place, list) and ARRAY_INDEX.fullmatch(key) and int(key) < len(place):
@@ -318,18 +325,25 @@ class Compiler:
     def has_ref(self, schema):
         waiting = [schema]
         while waiting:
-            self.spend(0.02)
+            self.spend(1)
             x = waiting.pop()
             if isinstance(x, dict) and isinstance(x.get("$ref"), str):
                 return True
             waiting += x.values() if isinstance(x, dict) else x if isinstance(x, list) else ()
         return False
 
+    def size_of(self, constants):
+        """The steps for writing constants as JSON.  The sum is stored for each list."""
+        if id(constants) not in self.sizes:
+            self.sizes[id(constants)] = constants, sum(
+                6 + len(encoded(value)) // 8 for value in constants)
+        return self.sizes[id(constants)][1]
+
     # ---- 1. $ref, allOf and choices
     def flat(self, schema, where):
         """(a plain schema without $ref, allOf, anyOf and oneOf; a list of choices, each the name
         and the list of its alternatives)"""
-        self.spend(0.5)
+        self.spend(FOR_MERGE)
         if schema is True:
             return {}, []
         if schema is False:
@@ -352,6 +366,9 @@ class Compiler:
                 choices.append((name, plain.pop(name)))
         choices += self.dependencies(plain, where)
         for other, more in parts:
+            for one in plain, other:
+                self.spend(10 + 2 * len(one.get("properties", ())) + len(one.get("required", ())) +
+                           self.size_of(one.get("enum", ())))
             plain = merged(plain, other, where)
             choices += more
         return plain, choices
@@ -408,15 +425,16 @@ class Compiler:
         (name, schemas), *others = choices
         others = [{kind: alternatives} for kind, alternatives in others]
         level = self.nested[depth] = self.nested.get(depth, 0) + 1
-        need(level <= MOST_NESTED, f"{where:.40}: {name}: found more than {MOST_NESTED} anyOf and oneOf "
-             f"inside each other, or a schema that contains itself without an object or array "
-             f"between; expected a schema that ends")
+        need(level <= MOST_NESTED, f"{where:.40}: {name}: found more than {MOST_NESTED} anyOf and "
+             f"oneOf inside each other, or a schema that contains itself without an object or "
+             f"array between; expected a schema that ends")
         try:
             return self.union_of(name, schemas, plain, others, depth, where)
         finally:
             self.nested[depth] -= 1
 
     def union_of(self, name, schemas, plain, others, depth, where):
+        self.spend(3 * len(schemas))
         if self.draft >= 6:                  # const is younger
             schemas = constants_as_one(name, schemas)
         need(len(schemas) <= MOST_ALTERNATIVES, f"{where}: {name}: expected at most "
@@ -468,8 +486,9 @@ class Compiler:
 
     def disjoint(self, a, b, level):
         """Is it certain that no value fits the plain schemas a and b?"""
-        self.spend(0.1)
+        self.spend(10)
         if "enum" in a and "enum" in b:
+            self.spend(2 * (len(a["enum"]) + len(b["enum"])))
             return not alike(a["enum"], b["enum"])
         for one, other in (a, b), (b, a):
             if "enum" in one and "type" in other:
@@ -520,12 +539,13 @@ class Compiler:
         return union(frames)
 
     def enumerated(self, schema, where):
+        self.spend(self.size_of(schema["enum"]))
         texts = {encoded(value): 0 for value in schema["enum"]}
         others = {name: value for name, value in schema.items() if name not in ("enum", "format")}
         if others:
             try:
                 frame = self.plain(others, MOST_DEPTH, where)
-                texts = {text: 0 for text in texts if accepts(frame, text)}
+                texts = {text: 0 for text in texts if accepts(frame, text, self.spend)}
             except Impossible:
                 texts = {}
         if not texts:
@@ -645,12 +665,13 @@ class Compiler:
         names, values = [], []
         for name in dict.fromkeys([*properties, *required]):
             text = encoded(name)
-            parts = [part for frame, part in patterns.items() if accepts(frame, text)]
+            parts = [part for frame, part in patterns.items() if accepts(frame, text, self.spend)]
             if name in properties or not parts:
                 parts.insert(0, properties.get(name, rest))
             value = self.optional(parts[0] if len(parts) == 1 else {"allOf": parts}, depth,
                                   f"{where}/properties/{name}")
-            if "propertyNames" in schema and not (name_frame and accepts(name_frame, text)):
+            if "propertyNames" in schema and not (
+                    name_frame and accepts(name_frame, text, self.spend)):
                 value = None
             if value is None and name in required:
                 self.value({"allOf": parts}, depth, f"{where}/properties/{name}")
@@ -695,7 +716,7 @@ class Compiler:
 
 def compiled(root, alive):
     """The frame of the values that fit a schema, a value of JSON.
-    alive: function() that is called after every PIECE states.  It may raise an error, which ends
+    alive: function() that is called after every PIECE steps.  It may raise an error, which ends
     the work."""
     try:
         return Compiler(root, alive).value(root, MOST_DEPTH, "#")
