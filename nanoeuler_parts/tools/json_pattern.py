@@ -223,6 +223,7 @@ class Automaton:
     def __init__(self, parser, spend):
         self.parser, self.spend = parser, spend
         self.sets, self.after = [None], [()]             # node 0 accepts
+        self.readers = {}                                # {ranges: see `reader`}
 
     def node(self, ranges, *after):
         self.spend(4)
@@ -303,18 +304,47 @@ class Automaton:
         while waiting:
             self.spend(20)
             key = nodes, n = waiting.pop()
-            spellings, frames = {}, {}
+            targets = {}                     # {frame: the characters that lead to it}
             for low, high, follow in self.edges(nodes):
                 frame, (reached, _) = state(follow, n + 1)
-                sequences = spelled(low, high) if reached else ()
-                self.spend(5 + 20 * len(sequences))
-                for sequence in sequences:
-                    insert(spellings, sequence, (frame,))
-            table = {byte: frames_of(x, frames) for byte, x in spellings.items()}
+                if reached:
+                    targets.setdefault(frame, []).append((low, high))
+            table = self.table([(self.reader(tuple(ranges)), frame)
+                                for frame, ranges in targets.items()])
             if 0 in nodes and n >= least:
                 table[QUOTE] = ()
             known[key].table.update(table)
         return start
+
+    def reader(self, ranges):
+        """{byte: frames} that read one character of these ranges.  It is made once for each set,
+        however many states read the set."""
+        if ranges not in self.readers:
+            table = {}
+            for low, high in ranges:
+                sequences = spelled(low, high)
+                self.spend(5 + 20 * len(sequences))
+                for sequence in sequences:
+                    insert(table, sequence, ())
+            known = {}
+            self.readers[ranges] = {byte: frames_of(x, known) for byte, x in table.items()}
+        return self.readers[ranges]
+
+    def table(self, parts):
+        """The table of a state.  parts: [(a table that reads a character, the frame after it)], for
+        different characters.  Where they begin with the same byte, the next byte decides."""
+        if len(parts) == 1:
+            [(table, frame)] = parts
+            self.spend(10 + len(table) // 2)
+            return {byte: (*frames, frame) for byte, frames in table.items()}
+        found = {}
+        for table, frame in parts:
+            self.spend(10 + len(table))
+            for byte, frames in table.items():
+                found.setdefault(byte, []).append((frames, frame))
+        return {byte: (*each[0][0], each[0][1]) if len(each) == 1 else
+                (Choice(self.table([(frames[0].table, frame) for frames, frame in each])),)
+                for byte, each in found.items()}
 
     def edges(self, nodes):
         """Yields (low, high, the nodes that follow one of `nodes` at these characters)"""
