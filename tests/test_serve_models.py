@@ -229,7 +229,8 @@ def test_the_folder_is_read_once_per_second(files, tmp_path, monkeypatch):
 def test_the_default_is_a_model_that_answers(tmp_path, tokenizer, monkeypatch, capsys):
     from nanoeuler_parts.serve import verb
     monkeypatch.chdir(tmp_path)
-    shipped = chat_model(tmp_path / "shipped", tokenizer)
+    (tmp_path / "elsewhere").mkdir()
+    shipped = chat_model(tmp_path / "elsewhere" / "shipped", tokenizer)
     monkeypatch.setattr(ne, "SHIPPED", shipped)
     assert verb.models_to_serve([]) == ([shipped], os.curdir)
     write(tmp_path / "base.bin", CFG, tokenizer)
@@ -242,6 +243,52 @@ def test_the_default_is_a_model_that_answers(tmp_path, tokenizer, monkeypatch, c
     os.remove(shipped)
     assert verb.models_to_serve([]) == (["b.bin"], os.curdir)
     assert verb.models_to_serve(["base.bin"]) == (["base.bin"], None)
+
+
+def test_a_model_of_dpo_is_served(tmp_path, tokenizer, monkeypatch):
+    """Its checkpoint has a tensor of another type, the reference, which every reader accepts"""
+    from nanoeuler_parts.serve import server, verb
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ne, "SHIPPED", "absent")
+    chat_model("better.bin", tokenizer, reference=[1.5, 2.5])
+    stopped = RuntimeError("all checks before the port have passed")
+
+    def listening(options):
+        raise stopped
+
+    monkeypatch.setattr(server, "listening", listening)
+    for files in (["better.bin"], []):
+        with pytest.raises(RuntimeError) as error:
+            verb.serve(files, port=0)
+        assert error.value is stopped
+
+
+def test_a_damaged_file_in_the_folder_is_skipped_with_a_note(tmp_path, tokenizer, monkeypatch,
+                                                             capsys):
+    """One whose data is damaged is not the default, and one whose header is, is not served"""
+    from nanoeuler_parts.serve import verb
+    from nanoeuler_parts.serve.models import Models
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ne, "SHIPPED", "absent")
+    for name, age in (("good.bin", 9), ("bad.bin", 5), ("short.bin", 3)):
+        raw = bytearray(open(chat_model(tmp_path / name, tokenizer), "rb").read())
+        raw[-1] ^= name == "bad.bin"
+        (tmp_path / name).write_bytes(raw[:len(raw) - 10 * (name == "short.bin")])
+        os.utime(name, (1e9 - age, 1e9 - age))
+    files, folder = verb.models_to_serve([])
+    assert files == ["good.bin"]
+    said = capsys.readouterr().err
+    assert "note: bad.bin: the checksum does not match" in said and "is the default" in said
+    models = Models(files, ne.Decoder, verb.Serving(), folder)
+    assert "short" not in models.by_name and models.default.name == "good"
+    said = capsys.readouterr().err
+    assert said.count("note: ") == 1 and "short.bin" in said and "is not served" in said
+    os.utime("short.bin", (1e9, 1e9))
+    models.scanned = float("-inf")
+    models.refresh()
+    assert capsys.readouterr().err == ""     # it is said once
+    with pytest.raises(ne.UserError, match="checksum"):
+        verb.serve(["bad.bin"], port=0)      # a file that was named must be right
 
 
 @pytest.mark.parametrize("path, instead", [

@@ -24,6 +24,8 @@ from nanoeuler_parts.files.writing import replacing, WriteError
 DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"),
           "BF16": np.dtype("<u2"), "U16": np.dtype("<u2"), "I32": np.dtype("<i4"),
           "I8": np.dtype("i1")}
+OF_WEIGHTS = "F32", "F16", "BF16", "I8"
+OF_CHECKPOINTS = *OF_WEIGHTS, "F64"         # F64: the reference of dpo
 TOKEN_KINDS = "U16", "I32"   # dtypes of a token file
 CODES = {dtype: code for code, dtype in DTYPES.items()}         # uint16: U16, the later entry
 NO_HASH = "0" * 64           # stands in for the checksum while the checksum is computed
@@ -149,8 +151,9 @@ def read_meta(path, whole=True):
         need_adjacent(entries, n_bytes)
     return meta
 
-def map_tensors(path, kinds=("F32", "F16", "BF16", "I8")):
-    """(metadata, {name: array}) of a safetensors file, memory-mapped."""
+def map_tensors(path, kinds=OF_CHECKPOINTS):
+    """(metadata, {name: array}) of a safetensors file, memory-mapped.
+    kinds: the types that its tensors may have"""
     with open(path, "rb", opener=regular) as f:
         header, meta, entries, n_bytes = read_header(f)
         data = np.memmap(f, np.uint8, "r", offset=f.tell()) if n_bytes else (

@@ -15,7 +15,7 @@ from nanoeuler import (
     ALPACA, ends_of, from_bf16, named, refuse_overwrite, rope_frequency, Sampling,
 )
 from nanoeuler_parts.files.safetensors import (
-    AGAIN, BLOCK, map_tensors, read_header, release_pages, write_tensors,
+    AGAIN, BLOCK, map_tensors, OF_WEIGHTS, read_header, release_pages, write_tensors,
 )
 from nanoeuler_parts.files.writing import replacing
 from nanoeuler_parts.interchange.forms import reading_form
@@ -66,7 +66,7 @@ def tensors_of_folder(at):
     tensors, file_of = {}, {}
     for name in weight_files(at):
         with reading_form(at / name, AGAIN):
-            found = map_tensors(at / name)[1]
+            found = map_tensors(at / name, OF_WEIGHTS)[1]
         twice = sorted(found.keys() & file_of.keys())
         need(not twice, f"{file_of.get(twice[0]) if twice else ''} and {name} both have the tensor "
              f"{twice[:1]}, expected it once; remove the file that belongs to another model")

@@ -9,6 +9,7 @@ With a folder, the list of models follows the checkpoints in it, see `Models.ref
 """
 import json
 import os
+import sys
 import threading
 import time
 from dataclasses import asdict
@@ -24,7 +25,6 @@ from nanoeuler_parts.serve.metrics import Stats
 from nanoeuler_parts.serve.protocol import Reader, Refusal, shown, text
 
 DEFAULT = "model"            # a name of the default model
-NO_CHECKPOINT = "name a checkpoint that train, sft, dpo or import wrote"
 SCAN_SECONDS = 1             # shortest time between two looks into the folder
 
 
@@ -89,7 +89,7 @@ class Served:
         self.name, self.stats, self.threads = name_of(file), Stats(), get_num_threads()
         self.engine = self.reader = self.explainer = None
         self.stamp = stamp_of(file)
-        with ne.reading(file, NO_CHECKPOINT):
+        with ne.reading(file, ne.NOT_OURS):
             meta = read_meta(file)
             cfg = ne.Config(**json.loads(meta["config"])).check()
             state = ne.State(**json.loads(meta["state"])).check()
@@ -116,6 +116,11 @@ class Served:
         self.engine = engine                 # last, since other threads take it for loaded now
         if models.closing:
             engine.close()
+
+
+def note_not_served(e):
+    print(f"note: {ne.printable(str(e))}; this file is not served until it changes",
+          file=sys.stderr)
 
 
 def stamp_of(file):
@@ -163,7 +168,7 @@ class Models:
     def found(self):
         """{name: Served}: the default, the models in the folder, and all that are in memory"""
         newest = sorted(ne.models_in(self.folder), reverse=True)[:ne.MOST_MODELS]
-        files = [os.path.join(self.folder, name) for _, name in newest]
+        files = [os.path.normpath(os.path.join(self.folder, name)) for _, name in newest]
         found = {self.default.name: self.default}
         for file in files:
             name = name_of(file)
@@ -175,20 +180,25 @@ class Models:
 
     def at(self, file, known):
         """The model of a file: the known one if its file is the same, else one that is read now;
-        None if the file is not a checkpoint.  A file that failed is tried again once it changes."""
+        None if the file is not a checkpoint.  A file that failed is tried again once it changes,
+        and a note says once why it is not served."""
         try:
             stamp = stamp_of(file)
             if known and (known.engine or known.stamp == stamp and known.file == file):
                 return known
             if self.failed.get(file) == stamp:
                 return None
-            self.failed[file] = stamp
+            seen_before, self.failed[file] = file in self.failed, stamp
             if not ne.begins_as_checkpoint(file):
                 return None
             model = Served(file, self.decoder, self.options, self)
             del self.failed[file]
             return model
-        except (ne.UserError, OSError):      # damaged, or deleted just now
+        except ne.UserError as e:            # damaged, or not complete yet
+            if not seen_before:
+                note_not_served(e)
+            return None
+        except OSError:                      # deleted just now
             return None
 
     def chat_models(self):

@@ -12,10 +12,9 @@ from functools import partial
 import uvicorn
 
 import nanoeuler as ne
-from nanoeuler_parts.files.safetensors import map_tensors
 from nanoeuler_parts.serve.app import Server
 from nanoeuler_parts.serve.connections import Connection
-from nanoeuler_parts.serve.models import Models, NO_CHECKPOINT
+from nanoeuler_parts.serve.models import Models
 from nanoeuler_parts.serve.names import is_loopback, Names
 from nanoeuler_parts.serve.runs import Runs
 
@@ -114,7 +113,7 @@ def run(files, folder, decoder, options):
     options.api_key = key
     need_ascii(key)
     models = Models(files, decoder, options, folder)
-    need_undamaged(models.default.file)
+    ne.open_checkpoint(models.default.file)              # a damaged file is reported first
     Names(options)
     for path in options.log:
         if not os.path.exists(path):
@@ -146,13 +145,6 @@ def end_now():
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(0)
-
-
-def need_undamaged(file):
-    """Checks all bytes of a file before the port is bound, so that a damaged file is always
-    reported first."""
-    with ne.reading(file, NO_CHECKPOINT):
-        map_tensors(file)
 
 
 def need_ascii(key):

@@ -82,14 +82,25 @@ def is_named_bundled(file):
     return ne.is_bundled(file) or os.path.basename(file) == f"{ne.BUNDLED}.bin"
 
 def newest_chat_model(folder):
-    """The newest chat model among the checkpoints in a folder; None if there is none"""
+    """The newest chat model among the undamaged checkpoints in a folder; None if there is none.
+    A note names each newer one that is damaged."""
     for _, name in sorted(ne.models_in(folder), reverse=True)[:ne.MOST_MODELS]:
-        with contextlib.suppress(OSError, ne.UserError, KeyError, ValueError):
-            path = os.path.join(folder, name)
-            if ne.begins_as_checkpoint(path) and json.loads(read_meta(path)["state"]).get(
-                    "kind") == "chat":
-                return name
+        path = os.path.normpath(os.path.join(folder, name))
+        if not is_chat_model(path):
+            continue
+        try:
+            ne.open_checkpoint(path)
+            return name
+        except (OSError, ne.UserError) as e:
+            print(f"note: {ne.printable(str(e))}; another model is the default", file=sys.stderr)
     return None
+
+def is_chat_model(path):
+    """Is this file a chat model, by its header?"""
+    with contextlib.suppress(OSError, ne.UserError, KeyError, ValueError):
+        return ne.begins_as_checkpoint(path) and json.loads(read_meta(path)["state"]).get(
+            "kind") == "chat"
+    return False
 
 def serve(files=(), decoder=Decoder, **chosen):
     """`serve`: an HTTP server and its pages."""
