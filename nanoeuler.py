@@ -2389,24 +2389,29 @@ class TrainingLoop:
 
     def plan(self, step_time):
         """Sets n_steps to as many steps as fit into the remaining minutes; step_time: seconds per
-        step.  The last validation takes part of that time.  Before PLANNED_FROM steps are measured,
-        this only ends a run whose minutes are over."""
-        s, given = self.state, 60 * self.options.minutes
-        check = step_time * self.final_rows() / (3 * self.B)         # forward: 1/3 of a step
-        left = given - self.elapsed()
+        step.  The last validation takes part of that time, see `final_rows`.  Before PLANNED_FROM
+        steps are measured, this only ends a run whose minutes are over."""
+        s = self.state
+        left = (60 * self.options.minutes - self.elapsed()) / step_time      # in steps
         if self.progress.steps >= PLANNED_FROM:
-            s.n_steps = s.step + max(0, int((left - check) / step_time))
+            check = self.most_rows() / (3 * self.B)      # in steps: forward is a third of a step
+            in_part = (3 * left - s.step) / 4            # solves n + (s.step + n) / 3 = left
+            s.n_steps = s.step + max(0, int(max(left - check, in_part)))
         elif left <= 0:
             s.n_steps = s.step
-        if self.progress.steps == PLANNED_FROM and check > given / 4:
-            note(f"the final validation will take about {check / 60:.1f} of the "
-                 f"{self.options.minutes:g} minutes; hold out less with --holdout")
 
-    def final_rows(self):
-        """The number of held-out rows of the final validation: all, or rows of `most_final` tokens
-        in all, spread evenly over a larger part"""
+    def most_rows(self):
+        """The largest number of held-out rows of the final validation: all, or rows of `most_final`
+        tokens in all, spread evenly over a larger part"""
         n, T = self.data.validation.tokens.shape
         return min(n, max(1, self.most_final // T))
+
+    def final_rows(self):
+        """The number of held-out rows of the final validation: `most_rows`, but in a run by minutes
+        at most as many as were trained on.  A forward pass takes a third of a step, so the
+        validation then takes at most a quarter of the minutes, also on a slow machine."""
+        most = self.most_rows()
+        return most if self.data.steps else max(1, min(most, self.state.n_steps * self.B))
 
     def report(self, r, step_time):
         """Prints the line of a step; r: its log record."""
@@ -4398,7 +4403,7 @@ def open_checkpoint(path):
     """Opens a checkpoint, and checks its tensors' names, types and shapes.  nanoeuler_parts also
     verifies the checksum of all bytes."""
     with reading(path, NOT_OURS):
-        meta, tensors = map_tensors(path, ("F64", "F32", "F16", "BF16", "I8"))
+        meta, tensors = map_tensors(path)
         need(meta.get("format") == "nanoeuler" and meta.get("sha256"),
              "expected a NanoEuler checkpoint, found a file of another program")
         cfg = Config(**json.loads(meta["config"])).check()
@@ -4924,7 +4929,8 @@ class Run(TrainingLoop):
         (n, T), rows = self.data.validation.tokens.shape, self.final_rows()
         if rows == n:
             return f"{self.validate()} on {self.scope}"
-        return f"{self.validate(rows)} on {rows * T:,} of {n * T:,} held-out tokens"
+        return (f"{self.validate(rows)} on {rows:,} of {n:,} held-out windows of {T:,} tokens, "
+                f"spread evenly")
 
     def go(self):
         """Trains from the current step to the last one or Ctrl-C, saves, and prints a summary."""
@@ -5003,6 +5009,20 @@ def print_done(out, s, engine):
     advice = printable(f"{typed(engine.program)} {engine.talk} {shlex.quote(out)}")
     print(f"{printable(out)} is complete: {s.step:,} of {counted(s.n_steps or s.step, 'step')}.  "
           f"Talk to it with:\n    {advice}")
+
+def print_more(run, out, s, options, chosen, engine):
+    """Prints how a run that is complete continues.  chosen: the settings that the user gave"""
+    asked = [f"{flag_of(name)} {digits_of(chosen[name])}" for name in sorted(LENGTH & chosen.keys())
+             if chosen[name]]
+    longer = f"--steps {2 * s.step}"
+    if not options.steps:
+        longer = f"{run.length_flag} {2 * getattr(options, run.length_flag[2:]):g}"
+    if asked:
+        print(f"{' and '.join(asked)}: expected more than the run has done, because a length "
+              f"counts from its first step.")
+    print(f"To train it further, give a longer total, such as\n    "
+          f"{typed(engine.program)} {run.verb} --resume --out {printable(shlex.quote(out))} "
+          f"{longer}\nTo start anew, replace --resume with --force.")
 
 LENGTH = {"steps", "minutes", "epochs"}
 # ENGINE_SETTINGS: settings that only some engines have.
@@ -5216,7 +5236,8 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
             start, options = resumed(run, out, preset, file, chosen)
             s = start.state
             if s.step >= (options.steps or s.n_steps or math.inf):
-                return print_done(out, s, engine)
+                print_done(out, s, engine)
+                return print_more(run, out, s, options, chosen, engine)
             need(not refusal, refusal)
             need(start.moments, f"{out} has no optimizer moments, so it cannot be resumed; "
                  f"{NEW_RUN}")

@@ -603,9 +603,9 @@ def test_minutes_end_a_run(seconds, late, clock, text, elsewhere):
     """6 seconds with the validation at the end, a third of a step a token.  A plan by the first
     steps alone would take 10 where the others take twice as long."""
     clock.append(seconds)
-    said = told("train", "--data", text, "--minutes", 0.1, *ALIKE)
+    said = told("train", "--data", text, "--minutes", 0.1, *ALIKE, "--holdout", 0.05)
     c = ne.read_checkpoint("nanoeuler.bin")
-    s, (_, tail) = c.state, split_text(text.read_bytes(), 0.1)
+    s, (_, tail) = c.state, split_text(text.read_bytes(), 0.05)
     windows = math.ceil(len(c.tokenizer.encode(tail)) / 16)
     check = seconds * windows * 16 / (3 * 64)
     assert "complete" in said and s.step == s.n_steps
@@ -629,13 +629,13 @@ def test_a_long_tail_is_measured_in_part(clock, text, elsewhere, monkeypatch, ca
     whole, part = [], []
     for found, most in ((whole, ne.Run.most_final), (part, 320)):
         monkeypatch.setattr(ne.Run, "most_final", most)
-        said = told("train", "--data", text, "--minutes", 0.1, *ALIKE, "--force")
+        said = told("train", "--data", text, "--minutes", 0.2, *ALIKE, "--force")
         c, log = ne.read_checkpoint("nanoeuler.bin"), read_log("nanoeuler.jsonl")
         found += [said, c.state, [r for r in log if "val_bits_per_byte" in r][-1]]
     _, tail = split_text(text.read_bytes(), 0.1)
     n = math.ceil(len(c.tokenizer.encode(tail)) / 16) * 16
     assert n > 3 * 320 and "on the whole held-out tail" in whole[0] and whole[2]["windows"] is None
-    assert f"on 320 of {n:,} held-out tokens" in part[0] and part[2]["windows"] == 20
+    assert f"on 20 of {n // 16:,} held-out windows" in part[0] and part[2]["windows"] == 20
     assert part[1].step > whole[1].step      # the time that the shorter validation leaves
     model, run = ne.Model(c.cfg, c.flat), ne.Run("y.bin", c._replace(state=ne.State()),
                                                  ne.TrainOptions(data=str(text)).check())
@@ -643,11 +643,33 @@ def test_a_long_tail_is_measured_in_part(clock, text, elsewhere, monkeypatch, ca
     assert part[1].bits_per_byte == pytest.approx(measured, 1e-3)
 
 
-def test_a_validation_that_takes_most_of_the_minutes_is_announced(clock, text, elsewhere, capsys):
-    told("train", "--data", text, "--minutes", 0.1, *ALIKE, "--holdout", 0.02)
-    assert "hold out less" not in capsys.readouterr().err
-    told("train", "--data", text, "--minutes", 0.1, *ALIKE, "--holdout", 0.4, "--force")
-    assert "of the 0.1 minutes; hold out less with --holdout" in capsys.readouterr().err
+@pytest.mark.parametrize("a_step", [0.1, 1, 2.6, 7])
+def test_the_last_validation_takes_a_quarter_of_the_minutes(a_step, fake_clock, text, elsewhere):
+    """At most, counted in rows: a row takes a third of its time in a step.  All minutes are used,
+    except for less than a step, or the five steps by which a run is planned take longer."""
+    fake_clock.a_step = a_step
+    said = told("train", "--data", text, "--minutes", 0.25, *ALIKE, "--holdout", 0.8)
+    s = ne.read_checkpoint("nanoeuler.bin").state
+    rows = [r for r in read_log("nanoeuler.jsonl") if "val_bits_per_byte" in r][-1]["windows"]
+    training, check = a_step * s.step, a_step * rows / (3 * 4)       # 4 rows of 16 tokens a step
+    assert rows == 4 * s.step and 3 * check <= training * 1.001
+    assert f" on {rows} of " in said and "held-out windows of 16 tokens" in said
+    assert training + check > 15 - 1.4 * a_step
+    assert training + check < 15.001 or s.step <= 5
+
+
+def test_a_complete_run_says_how_it_continues(clock, text, elsewhere):
+    """And the command that it prints does so"""
+    told("train", "--data", text, "--minutes", 0.02, *ALIKE)
+    assert re.search("--resume --out nanoeuler.bin --minutes 0.04\n.*--force",
+                     told("train", "--resume"))
+    done = ne.read_checkpoint("nanoeuler.bin").state.step
+    said = told("train", "--resume", "--steps", done - 1)
+    assert f"--steps {done - 1}: expected more than the run has done" in said
+    command = re.search("nanoeuler.py (train --resume .*)", said)[1]
+    assert f"--steps {2 * done}" in command
+    told(*command.split())
+    assert ne.read_checkpoint("nanoeuler.bin").state.step == 2 * done
 
 
 def test_more_minutes_go_on_where_the_schedule_is(clock, text, elsewhere):
