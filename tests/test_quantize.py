@@ -125,7 +125,8 @@ def test_heads_may_be_left_out(tied, tmp_path, capsys):
     tokens = np.arange(6, dtype=np.int32)[None]
     logits = [ne.Model(c.cfg, c.flat).logits(tokens)[0, 0] for c in (whole, one)]
     assert np.array_equal(*logits)
-    for n, word in ((4, "has 3 heads"), (0, "expected 1 to 16, found 0"), (17, "found 17")):
+    for n, word in ((4, "--n-mtp: expected at most 3 heads"), (0, "expected 1 to 16, found 0"),
+                    (17, "found 17")):
         refused(capsys, "quantize", tmp_path / "a.bin", tmp_path / "c.bin", "--n-mtp", n,
                 words=[word])
     assert not (tmp_path / "c.bin").exists()

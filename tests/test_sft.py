@@ -525,7 +525,7 @@ def test_a_run_whose_rows_are_longer_goes_on_by_its_own_command(base, tmp_path, 
     run("sft", "--steps", 2, *same, "--resume")
     assert ne.read_checkpoint("nanoeuler_chat.bin").state.step == 2
     refused(capsys, "sft", "--steps", 3, *same[:2], "--seq-len", 256, *FLAGS, "--resume",
-            words=["started with seq_len 192, not 256"])
+            words=["started with --seq-len 192, not 256"])
 
 
 def test_a_tuned_model_answers(tuned):
@@ -679,7 +679,7 @@ def test_what_sft_refuses(base, tuned, tmp_path, monkeypatch, capsys):
     refused(capsys, "sft", "--resume", words=["nanoeuler_chat.bin: expected a run"])
     refused(capsys, "sft", "--resume", "--out", "nanoeuler.bin", words=["not made by sft", "--out"])
     for flag, value in (("epochs", 0), ("epochs", "nan"), ("seq-len", 0), ("lr", -1)):
-        refused(capsys, "sft", *data, f"--{flag}", value, words=[flag.replace("-", "_"), value])
+        refused(capsys, "sft", *data, f"--{flag}", value, words=[f"--{flag}: expected", value])
     (tmp_path / "chat.bin").write_bytes((tuned / "nanoeuler_chat.bin").read_bytes())
     refused(capsys, "train", "--resume", "--out", "chat.bin", words=["not made by train", "--out"])
     refused(capsys, "sft", "--resume", "--out", "chat.bin", "--lr", 0.5, "--steps", 70,

@@ -8,8 +8,8 @@ import numpy as np
 
 from bpe import need
 from nanoeuler import (
-    aligned, arg, counted, file_name, FORCE, Model, model_name, n_params, named, read_checkpoint,
-    refuse_overwrite, SHAPE, typed, write_checkpoint,
+    aligned, arg, counted, file_name, FORCE, Model, model_name, n_params, named, need_setting,
+    read_checkpoint, refuse_overwrite, SHAPE, typed, write_checkpoint,
 )
 from nanoeuler_parts.files.safetensors import note_large
 
@@ -17,8 +17,8 @@ HEADS = [f for f in SHAPE if f.name == "n_mtp"]          # the only flag of a mo
 
 def with_heads(c, n_mtp):
     """The Checkpoint with its first n_mtp heads only, and without moments"""
-    need(n_mtp <= c.cfg.n_mtp, f"n_mtp is {n_mtp}, but the model has "
-         f"{counted(c.cfg.n_mtp, 'head')}; choose at most {c.cfg.n_mtp}")
+    need_setting(n_mtp <= c.cfg.n_mtp, lambda spell: f"{spell('n_mtp')}: expected at most "
+                 f"{counted(c.cfg.n_mtp, 'head')}, as the model has, found {n_mtp}")
     cfg = replace(c.cfg, n_mtp=n_mtp).check()
     flat, given = aligned((n_params(cfg),), np.float32), named(c.cfg, c.flat)
     for name, x in named(cfg, flat).items():

@@ -43,7 +43,8 @@ def start_in_background(lock):
     """Starts the process.  It keeps `lock`, a file descriptor, open.  A session of its own keeps
     Ctrl-C and the end of the terminal from it."""
     here = folder_of_program()
-    code = (f"import os; os.nice(19); import sys; sys.path.insert(0, {here!r}); "
+    code = (f"import os, sys; os.setpriority(os.PRIO_PROCESS, 0, 19); "
+            f"sys.path.insert(0, {here!r}); "
             f"from nanoeuler_parts.tools import ahead; ahead.compile_in_turn()")
     subprocess.Popen([sys.executable, "-c", code], cwd=here, stdin=subprocess.DEVNULL,
                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[lock],
