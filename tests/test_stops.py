@@ -81,7 +81,7 @@ def test_words_do_not_end_an_answer(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("ids, words", [
-    ("7", "eos_token_id is 7"), ([0, "x"], "eos_token_id is [0"), ([[1]], "expected ids"),
+    ("7", "eos_token_id is '7'"), ([0, "x"], "eos_token_id is [0"), ([[1]], "expected ids"),
     ({"a": 1}, "expected ids")])
 def test_other_ids_are_refused(ids, words, tokenizer, tmp_path, capsys):
     path = write(tmp_path / "a.bin", replace(TINY, vocab_size=512, n_mtp=1), tokenizer, **STATE)
