@@ -287,14 +287,17 @@ def events_of(path, said):
     return [json.loads(line[6:]) for line in said.splitlines() if line.startswith("data: {")]
 
 
-@pytest.mark.parametrize("more", [{}, {"n": 3}, {"return_tokens": True}, {"logprobs": True},
-                                  {"echo": True, "logprobs": 2}, {"stop": ["e", "a", "\n"]}])
-@pytest.mark.parametrize("path", ALL)
+OF_COMPLETIONS = {"n": 3}, {"return_tokens": True}         # fields that only some endpoints have
+ECHO = {"echo": True, "logprobs": 2}
+
+
+@pytest.mark.parametrize("path, more", [
+    (path, more) for path in ALL
+    for more in ({}, {"logprobs": True}, {"stop": ["e", "a", "\n"]},
+                 *(OF_COMPLETIONS if path.endswith("completions") else ()),
+                 *((ECHO,) if path == "/v1/completions" else ()))])
 def test_the_end_and_the_role_have_chunks_of_their_own(at, path, more):
     """A client may read text while finish_reason is null, and the role before any text."""
-    if {"n", "return_tokens", "echo"} & {*more} and not path.endswith("completions") or (
-            "echo" in more and path != "/v1/completions"):
-        pytest.skip("not a field of this endpoint")
     if path == "/v1/completions" and more.get("logprobs") is True:
         more = {"logprobs": 1}
     if path == "/v1/responses" and "logprobs" in more:

@@ -180,10 +180,10 @@ def test_an_estimate_by_characters_decides_nothing():
     assert len(seen) >= 5 and min(seen.values()) > 20, seen
 
 
-@pytest.mark.slow
 def test_a_client_that_leaves_frees_the_tokenizer(there, monkeypatch):
     """What it waits for is not begun; what was begun stops at its next text."""
     address, server = there
+    queue = server.long_texts                # that of bodies above SHORT_BODY
     begun, go_on, texts, original = threading.Event(), threading.Event(), [], ne.chat_ids
 
     def slow(template, messages, *args):
@@ -198,12 +198,12 @@ def test_a_client_that_leaves_frees_the_tokenizer(there, monkeypatch):
     running, waiting = connected(address), connected(address)
     running.sendall(request_of(CHAT, long))
     assert begun.wait(PATIENCE)
-    waiting.sendall(request_of(CHAT, long))  # as long: a short one would not wait
-    until(lambda: server.tokenizer.waiting == 2)
+    waiting.sendall(request_of(CHAT, long))
+    until(lambda: queue.waiting == 2)
     waiting.close()
-    until(lambda: server.tokenizer.waiting == 1)
+    until(lambda: queue.waiting == 1)
     running.close()
-    until(lambda: server.tokenizer.waiting == 0 and server.requests.left == left + 2)
+    until(lambda: queue.waiting == 0 and server.requests.left == left + 2)
     go_on.set()
     assert post(address, CHAT, {"messages": alternating(5, str), "max_tokens": 1})[0] == 200
     assert texts == [400, 5]
