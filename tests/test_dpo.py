@@ -243,6 +243,19 @@ def test_what_it_unlearns_is_no_sign_of_learning_by_heart(base, tmp_path, monkey
     assert "overfit" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("options, advice", [
+    ({}, "fewer --epochs, more pairs, or --nll 1"),
+    ({"steps": 9}, "fewer --steps, more pairs, or --nll 1"),
+    ({"nll": 1.0}, "fewer --epochs, more pairs, or a larger --nll than 1")])
+def test_a_note_advises_what_the_user_has_not_given(options, advice):
+    run = object.__new__(DpoRun)
+    run.options, run.last_loss, run.scope = DpoOptions(**options), 0.01, "all held-out pairs"
+    run.state, run.holds_out = SimpleNamespace(best=1.5, best_step=0), True
+    note = run.note_of_end(64, 3.26)
+    assert note.endswith(f", {advice}") and "memorized" not in note
+    assert "has learned the preferences of the training pairs (loss 0.010) and forgets" in note
+
+
 def test_a_json_list_is_fine_too(base, tuned, tmp_path, monkeypatch):
     monkeypatch.chdir(copy_of(base, tmp_path))
     (tmp_path / "pairs.json").write_text(json.dumps(PAIRS, indent=1), "utf-8")

@@ -347,6 +347,8 @@ def test_a_run_that_ruins_its_model_says_so(holds_out, n, loss, estimate, words,
         assert f"on {run.scope}" in note
         assert "use a lower --lr, such as 0.0002, fewer --epochs or more examples" in note
     assert ("--keep-best" in run.where_best_is()) == holds_out           # else it is rejected
+    run.options.steps = 9                    # then --epochs has no effect
+    assert "--epochs" not in run.note_of_end(n, estimate)
 
 
 def test_a_ruined_model_is_the_end_of_a_run(base, tmp_path, monkeypatch, capsys):

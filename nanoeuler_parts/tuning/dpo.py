@@ -38,7 +38,7 @@ class DpoRun(PreferenceLoop, SftRun):
     larger_data = "data/preferences.jsonl"
     held_scope = "all held-out pairs"
     minimizes_bits = False
-    against_forgetting = "fewer --epochs, more pairs, or --nll 1"
+    overdone = "has learned the preferences of the training pairs", "how to write answers"
     answers = DpoOptions.answers
     R = 2
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
@@ -75,6 +75,11 @@ class DpoRun(PreferenceLoop, SftRun):
              f"{self.path}; {NEW_RUN}")
         self.learned_reference = np.array(self.state.reference[:n])      # -log ref per row
         self.tested_reference = np.array(self.state.reference[n:])
+
+    def against_forgetting(self):
+        nll = self.options.nll
+        return (f"{self.shorter()}, more pairs, or "
+                f"{f'a larger --nll than {nll:g}' if nll else '--nll 1'}")
 
     def validate(self, rows=None):
         """Reports bits per byte of the chosen responses, and the loss of all held-out pairs."""

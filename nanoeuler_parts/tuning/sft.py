@@ -121,7 +121,7 @@ class SftRun(Run):
     larger_data, length_flag = "data/alpaca.json", "--epochs"
     held_scope, most_final = "all held-out responses", sys.maxsize
     last_loss = math.inf                     # of the latest step: cross-entropy of head 0, in nats
-    against_overfitting = against_forgetting = "fewer --epochs or more examples"
+    overdone = "has memorized the training examples", "how to answer others"     # learned, forgotten
     minimizes_bits = True                    # dpo does not, so a small rise of bits is normal
     answers = SftOptions.answers             # the keys of the R responses
 
@@ -373,10 +373,22 @@ class SftRun(Run):
         least = s.best + FORGOTTEN if n >= FEWEST else max(s.best + FORGOTTEN, RUINED * s.best)
         if self.last_loss > MEMORIZED or estimate <= least:
             return note
-        return (f"the model has memorized the training examples (loss {self.last_loss:.3f}) and "
-                f"forgets how to answer others: the validation on {self.scope} rose from "
-                f"{s.best:.2f} bits/byte at step {s.best_step:,} to {estimate:.2f}; use a "
-                f"lower --lr, such as {self.options.lr / 10:.1g}, {self.against_forgetting}")
+        learned, forgotten = self.overdone
+        return (f"the model {learned} (loss {self.last_loss:.3f}) and forgets {forgotten}: the "
+                f"validation on {self.scope} rose from {s.best:.2f} bits/byte at step "
+                f"{s.best_step:,} to {estimate:.2f}; use a lower --lr, such as "
+                f"{self.options.lr / 10:.1g}, {self.against_forgetting()}")
+
+    def shorter(self):
+        """The flag in force that makes the run shorter, in words"""
+        return "fewer --steps" if self.options.steps else f"fewer {self.length_flag}"
+
+    @property
+    def against_overfitting(self):
+        return f"{self.shorter()} or more examples"
+
+    def against_forgetting(self):
+        return self.against_overfitting
 
     def where_best_is(self):
         return super().where_best_is() if self.holds_out and self.minimizes_bits else ""
