@@ -4945,9 +4945,9 @@ class Run(TrainingLoop):
                 final = self.validate_all() if complete else ""
                 overdone = self.compare_last() if complete else ""
                 self.save()
-                if not complete:             # for the training page; `open_log` removes it again
-                    self.log_file.write(json.dumps({"step": s.step, STOPPED: True}).encode()
-                                        + b"\n")
+                if not (complete and self.data.steps):   # steps of a run by minutes: planned late
+                    end = {"step": s.step, "n_steps": s.n_steps, STOPPED: not complete}
+                    self.log_file.write(json.dumps(end).encode() + b"\n")
             except (OSError, MemoryError):   # a closed pipe, a file cut short: save, then report it
                 if not self.updating:
                     self.save()

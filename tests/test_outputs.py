@@ -804,7 +804,7 @@ def test_a_run_that_was_stopped_says_so_in_its_log(text, elsewhere, monkeypatch)
     with monkeypatch.context() as patch:
         before_each_step(patch, stop)
         run("train", "--data", text, "--steps", 6, *FAST)
-    assert read_log("nanoeuler.jsonl")[-1] == {"step": 4, "stopped": True}
+    assert read_log("nanoeuler.jsonl")[-1] == {"step": 4, "n_steps": 6, "stopped": True}
     assert Runs(elsewhere).listed()[0]["stopped"] is True
     run("train", "--resume")
     assert not any("stopped" in r for r in read_log("nanoeuler.jsonl"))

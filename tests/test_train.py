@@ -23,6 +23,7 @@ from nanoeuler_parts.files.safetensors import write_tensors
 from nanoeuler_parts.files.texts import split_text
 from nanoeuler_parts.files.writing import WriteError
 from nanoeuler_parts.machine.cpu import DTYPE
+from nanoeuler_parts.serve.runs import Runs
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
@@ -622,6 +623,8 @@ def test_minutes_end_a_run_of_slow_steps(a_step, steps, fake_clock, text, elsewh
     told("train", "--data", text, "--minutes", 0.1, *ALIKE)
     s = ne.read_checkpoint("nanoeuler.bin").state
     assert (s.step, s.n_steps) == (steps, steps) and s.bits_per_byte
+    [listed] = Runs(elsewhere).listed()      # no step's record may have had the number of steps
+    assert (listed["step"], listed["n_steps"], "stopped" in listed) == (steps, steps, False)
 
 
 def test_a_long_tail_is_measured_in_part(clock, text, elsewhere, monkeypatch, capsys):

@@ -152,7 +152,9 @@ def restore_log(log, identity):
         note(f"{path} is the log of {used_by or 'another run'} and keeps its name; {log} "
              f"starts empty")
 
-STOPPED = "stopped"          # field of the last record of a run that was stopped and saved
+# A run that was stopped, or that trained for minutes, ends its log with a record for the training
+# page.  Its fields are the step, the number of steps, and STOPPED: whether the run was stopped.
+STOPPED = "stopped"
 
 class Log:
     """A log that is open for appending.  A record that cannot be written, for example because the
@@ -195,7 +197,7 @@ def append_whole(fd, line):
 def open_log(path, step, kept=()):
     """Yields the Log of a run, open for appending after this step.
     Records of later steps are cut off: an interrupted run logged them but did not save them.  So is
-    the record that says that the run was stopped.  Step 0 empties the log.  If another run has the
+    the record that says how the run ended.  Step 0 empties the log.  If another run has the
     log open, because its checkpoint has the same log, this is an error.
     kept: records that an earlier Log could not write"""
     with open(path, "ab+") as f:

@@ -57,15 +57,18 @@ def is_log(f):
 
 def latest_step(f, size):
     """The latest step in a log: {step, n_steps, ms}, and stopped if the run was stopped after it;
-    {} if there is none at the end of the log"""
+    {} if there is none at the end of the log.  The record that ends the log of a run by minutes
+    tells its final number of steps."""
     f.seek(max(0, size - LATEST_BYTES))
-    stopped = False
+    end = {}
     for line in reversed(record_lines(f.read(LATEST_BYTES))):
         record = record_in(line.decode("utf-8", "replace"))
-        stopped = stopped or bool(record and record.get(STOPPED))
-        if record and "loss" in record:
-            return {name: record.get(name) for name in ("step", "n_steps", "ms")} | (
-                {STOPPED: True} if stopped else {})
+        if record and STOPPED in record:
+            end = record
+        elif record and "loss" in record:
+            n_steps = end.get("n_steps") or record.get("n_steps")
+            return {"step": record["step"], "n_steps": n_steps, "ms": record.get("ms")} | (
+                {STOPPED: True} if end.get(STOPPED) else {})
     return {}
 
 
