@@ -74,6 +74,7 @@ import runpy
 import shlex
 import signal
 import sys
+import textwrap
 import threading
 import time
 from collections import deque, namedtuple
@@ -2313,7 +2314,9 @@ class TrainingLoop:
         estimate, sample = self.validate(ESTIMATE), self.sample_text(40)
         self.progress.count_validation(self.elapsed() - began)
         self.record(step=s.step, sample=sample)
-        print(f"step {s.step:>5}  validation {estimate} (estimate)  {sample!r}", flush=True)
+        said = textwrap.indent(for_terminal(sample.strip("\n")), "    ")
+        print(f"step {s.step:>5}  validation {estimate} (estimate)", *filter(None, [said]),
+              sep="\n", flush=True)
         self.compare(s.bits_per_byte)
 
     def hyper(self):
@@ -4760,7 +4763,8 @@ class Run(TrainingLoop):
 
     def rows_of_optimizer(self):
         """The optimizer's rows of the printed table"""
-        o, of_adamw = self.options, f"lr {self.lr:.2g}"
+        o, width, of_adamw = self.options, self.model.cfg.n_embd, f"lr {self.lr:.2g}"
+        of_adamw += f" (--lr {o.lr:g} x 128 / width {width})" if width != 128 else ""
         decay = f"linear in the last {100 * o.cooldown:g} %" if o.cooldown else "cosine"
         of_both = (f"warm-up {counted(o.warmup, 'step')}, {decay} to {o.floor:g} of the peak, "
                    f"weight decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}")

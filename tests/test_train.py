@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -573,6 +574,29 @@ def test_a_record_is_in_the_log_at_once(text, elsewhere, monkeypatch):
     monkeypatch.setattr(ne.Run, "record", record_and_look)
     run("train", "--data", text, "--steps", 4, *FAST)
     assert seen == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 4)]          # the last is a validation
+
+
+@pytest.mark.parametrize("width, said", [
+    (128, "lr 0.004, "), (320, "lr 0.0016 (--lr 0.004 x 128 / width 320), ")])
+def test_the_settings_show_the_rate_as_typed_and_as_used(width, said):
+    run = object.__new__(ne.Run)
+    run.options, run.lr = ne.TrainOptions(lr=0.004), 0.004 * 128 / width
+    run.model = SimpleNamespace(cfg=replace(TINY, n_embd=width))
+    rows = dict(run.rows_of_optimizer())
+    assert rows["AdamW"].startswith(said) and rows["Muon"].startswith("lr 0.02, ")
+
+
+@pytest.mark.parametrize("sample, shown", [
+    ("", []), ("\nHe said:\n'No.'\n", ["    He said:", "    'No.'"])])
+def test_a_sample_is_printed_as_the_text_that_it_is(sample, shown, monkeypatch, capsys):
+    run = object.__new__(ne.Run)
+    run.state, run.progress = ne.State(step=7), SimpleNamespace(count_validation=lambda s: None)
+    for name, value in dict(elapsed=0.0, validate="1.5 bits/byte", sample_text=sample, record=None,
+                            compare=None).items():
+        monkeypatch.setattr(ne.Run, name, lambda self, *a, value=value, **named: value)
+    run.validate_midway()
+    assert capsys.readouterr().out.splitlines() == [
+        "step     7  validation 1.5 bits/byte (estimate)", *shown]
 
 
 # ---- a length by minutes
