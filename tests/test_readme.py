@@ -39,6 +39,22 @@ def test_every_command_is_understood(path):
                                  ["python", "data/everyday.py"]), words
 
 
+def test_the_readme_knows_how_long_the_files_are():
+    """To a tenth, so that an edit does not change the page"""
+    said = re.findall(r"`([\w/.]+)`[^(`]*\(about ([\d,]+)(?: of ([\d,]+))? lines\)",
+                      PAGES[0].read_text(encoding="utf-8"))
+    assert len(said) == 5
+    for name, part, whole in said:
+        paths = [*(ROOT / name).glob("*.py")] or [ROOT / name]
+        texts = [path.read_text(encoding="utf-8") for path in paths]
+        n = sum(text.count("\n") for text in texts)
+        if whole:                            # sections 1 to 9, of all
+            assert n == pytest.approx(int(whole.replace(",", "")), rel=0.1)
+            begin, end = (texts[0].index(f"\n# ==== {title}") for title in ("1 ", "10 "))
+            n = texts[0].count("\n", begin, end)
+        assert n == pytest.approx(int(part.replace(",", "")), rel=0.1), name
+
+
 def test_the_readme_names_what_a_newcomer_does():
     assert verbs_in([PAGES[0]]) >= {"train", "sft", "chat", "generate", "lens"}
 
