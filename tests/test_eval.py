@@ -245,7 +245,7 @@ def test_wilson_intervals():
 
 
 @cli
-def test_replies_are_those_of_generate(chat, tmp_path, capsys):
+def test_replies_are_those_of_generate(chat, tmp_path, capsys, monkeypatch):
     """At temperature 0, in the chat template, in the order of the file, with choices between"""
     asked = ["To be", "or not", [("system", "Be brief."), ("user", "Why?")]]
     want = [reply.answer for reply in ne.load(str(chat), temperature=0.0, tokens=9).generate(asked)]
@@ -264,6 +264,13 @@ def test_replies_are_those_of_generate(chat, tmp_path, capsys):
     assert "or not" in shown and "'no' or '?'" in shown and repr(want[1])[:70] in shown
     assert "(no domain)" in shown and "total" in shown
     assert "wrong" not in told("eval", chat, "--questions", path, "--tokens", 9, "--show-wrong", 0)
+    only = write_lines(tmp_path / "open.jsonl", [
+        dict(question=text, answer="?!") for text in asked[:2]])
+    read, opened = ne.open_checkpoint, []
+    monkeypatch.setattr(ne, "open_checkpoint", lambda path: (opened.append(path), read(path))[1])
+    shown = told("eval", chat, "--questions", only, "--tokens", 9, "--show-wrong", 1)
+    assert shown.count("wrong: ") == 1 and len(opened) == 1
+    assert shown.endswith("1 more wrong answer; to print all, add --show-wrong 2\n")
 
 
 @cli

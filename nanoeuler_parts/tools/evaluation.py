@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -420,13 +421,16 @@ def print_accuracies(rows):
          f"{x['acc_norm']:.4f}" if "acc_norm" in x else "-"] for name, x in rows])
 
 def print_wrong(questions, results, most):
-    """Prints up to `most` wrong answers."""
+    """Prints up to `most` wrong answers, and how many more there are."""
     wrong = [(q, x["reply"]) for q, x in zip(questions, results) if not x["correct"]]
     for q, reply in wrong[:most]:
         asked = q.prompt if isinstance(q.prompt, str) else q.prompt[-1][1]
         right = [q.choices[i] for i in q.answers] if q.choices else q.answers
         print(f"wrong: {printable(asked):.90}\n    expected {' or '.join(map(repr, right)):.80}\n"
               f"    found    {reply!r:.80}")
+    if 0 < most < len(wrong):
+        print(f"{counted(len(wrong) - most, 'more wrong answer')}; to print all, add --show-wrong "
+              f"{len(wrong)}")
 
 # ==== The verb ====
 def print_columns(head, rows):
@@ -436,12 +440,12 @@ def print_columns(head, rows):
     for first, *others in rows:
         print(f"{first:<{widths[0]}}", *(f"{x:>{n}}" for x, n in zip(others, widths[1:])), sep="  ")
 
-def answer_all(questions, model, file, decoder, c, options):
-    """The result of each question, in their order"""
+def answer_all(questions, model, speaker, c, options):
+    """The result of each question, in their order.  speaker: returns the Speaker"""
     with_choices = [q for q in questions if q.choices]
     others = [q for q in questions if not q.choices]
     chosen = iter(choose(model, with_choices, c, options) if with_choices else ())
-    replied = iter(reply_to(Speaker(file, decoder, options), others, options) if others else ())
+    replied = iter(reply_to(speaker(), others, options) if others else ())
     return [next(chosen if q.choices else replied) for q in questions]
 
 def measure_answers(questions, results, show_wrong):
@@ -479,7 +483,11 @@ def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, dat
     if report:
         need_new_report(report, [file, *data, *filter(None, [questions])], force)
     asked, digest = read_questions(questions, options.columns()) if questions else ([], "")
-    c = read_checkpoint(file, moments=False)
+    speaker = cache(partial(Speaker, file, decoder, options))
+    if data or any(q.choices for q in asked):
+        c = read_checkpoint(file, moments=False)
+    else:                                    # a large file takes long to read: once is enough
+        c = speaker()
     T, S = window_of(c.cfg, options)
     end = c.tokenizer.specials.get(c.state.eos, -1)      # a text never contains it
     texts, model = read_texts(data, options, c.tokenizer, end), None
@@ -492,7 +500,7 @@ def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, dat
         found["texts"] = measure_texts(model, texts, T, S, end, options)
     if asked:
         began = time.perf_counter()
-        results = answer_all(asked, model, file, decoder, c, options)
+        results = answer_all(asked, model, speaker, c, options)
         found["questions"] = {"file": questions, "sha256": digest,
                               "seconds": time.perf_counter() - began,
                               **measure_answers(asked, results, options.show_wrong)}
