@@ -5049,6 +5049,15 @@ def need_source(file, out, state):
     need(began_with in ("", sha256_of(file)), f"{out} did not start from {file} as it is now; to "
          f"resume {out}, drop {file}; to start anew from it, replace --resume with --force")
 
+def as_typed(name, value):
+    """A setting as the user types it: --lr 0.1, --no-truncate, or without --template if empty"""
+    if isinstance(value, bool):
+        return flag_of(name) if value else flag_of(f"no_{name}")
+    texts = value if isinstance(value, list) else [digits_of(value)]
+    if value in (None, "", []):
+        return f"no {flag_of(name)}"
+    return " ".join(f"{flag_of(name)} {shlex.quote(text)}" for text in texts)
+
 def resumed(run, out, preset, file, chosen):
     """(Checkpoint, options) of the run `out`, to be resumed
     It must be a run of this class, and agree with the file, the flags and the preset that the user
@@ -5085,8 +5094,9 @@ def resumed(run, out, preset, file, chosen):
     if "seq_len" in asked and asked["seq_len"] == stored.get("row_len"):
         del asked["seq_len"]                 # with --init, it is the length of a row
     for name, value in (asdict(start.cfg) | asdict(old)).items():
+        other = as_typed(name, asked.get(name)).removeprefix(f"{flag_of(name)} ")
         need(name in FREE or asked.get(name, value) == value, f"{out} was started with "
-             f"{flag_of(name)} {value}, not {asked.get(name)}; drop the flag, or {NEW_RUN}")
+             f"{as_typed(name, value)}, not {other}; drop the flag, or {NEW_RUN}")
     new_length = any(name in LENGTH and chosen[name] != getattr(old, name) for name in chosen)
     free = {name: value for name, value in chosen.items() if name in FREE}
     if new_length:

@@ -348,11 +348,11 @@ def test_a_reference_of_other_responses_is_refused(base, tmp_path, monkeypatch,
     whole, path = c.state.reference, tmp_path / "nanoeuler_dpo.bin"
     ne.write_checkpoint(str(path), *c[:2], ne.replace(c.state, reference=whole[:-1]), *c[3:])
     refused(capsys, "dpo", "--resume", "--steps", 2,
-            words=["stores the reference of", "pairs.jsonl"])
+            words=["expected the reference of", "pairs.jsonl", "drop --resume"])
     for wrong in (whole[:-1], [str(x) for x in whole]):
         as_older_versions_wrote_it(path, c, wrong)
         refused(capsys, "dpo", "--resume", "--steps", 2,
-                words=["stores the reference of", "pairs.jsonl"])
+                words=["expected the reference of", "pairs.jsonl", "drop --resume"])
 
 
 def as_older_versions_wrote_it(path, c, reference):

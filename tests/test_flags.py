@@ -57,7 +57,7 @@ def test_flags_that_are_no_numbers(flags, elsewhere, capsys):
     (["--n-head", "2"], ["--n-head 4, not 2"]), (["--n-kv-head", "4"], ["--n-kv-head 2, not 4"]),
     (["--head-dim", "16"], ["--head-dim 32, not 16"]),
     (["--n-hidden", "8"], ["--n-hidden 344, not 8"]),
-    (["--tie-embeddings"], ["--tie-embeddings False, not True"])])
+    (["--tie-embeddings"], ["--no-tie-embeddings, not --tie-embeddings"])])
 def test_changed_flags_on_resume(flags, words, copy, monkeypatch, capsys):
     monkeypatch.chdir(copy)
     before = (copy / "nanoeuler.bin").read_bytes()
@@ -77,7 +77,7 @@ def test_a_model_of_any_shape(text, elsewhere, capsys):
         run("train", "--resume", *more, "--steps", 2 + bool(more))
     run("train", "big", "--resume", *flags, "--tie-embeddings", "--steps", 4)
     assert ne.read_checkpoint("nanoeuler.bin").state.step == 4
-    for more, word in ((["--no-tie-embeddings"], "--tie-embeddings True, not False"),
+    for more, word in ((["--no-tie-embeddings"], "--tie-embeddings, not --no-tie-embeddings"),
                        (["--n-embd", 32], "--n-embd 24, not 32")):
         refused(capsys, "train", "--resume", *more, words=[word, "--out NAME"])
 
@@ -253,6 +253,15 @@ def test_what_can_be_refused_is_before_anything_is_compiled(flags, word, elsewhe
     assert said.out == "" and len(said.err.splitlines()) == 1 and word in said.err, said
     assert "--seq-len 1" not in said.err and "--seq-len 0" not in said.err
     assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize("name, value, typed", [
+    ("lr", 0.002, "--lr 0.002"), ("batch", 2048, "--batch 2048"), ("epochs", 2.0, "--epochs 2"),
+    ("truncate", True, "--truncate"), ("keep_best", False, "--no-keep-best"),
+    ("steps", None, "no --steps"), ("template", "", "no --template"), ("ignore", [], "no --ignore"),
+    ("field", ["prompt=a b", "x=y"], "--field 'prompt=a b' --field x=y")])
+def test_a_setting_is_printed_as_the_user_types_it(name, value, typed):
+    assert ne.as_typed(name, value) == typed
 
 
 def test_an_example_file_is_read_before_anything_is_compiled(copy, monkeypatch, capsys):

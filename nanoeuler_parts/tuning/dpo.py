@@ -70,9 +70,11 @@ class DpoRun(PreferenceLoop, SftRun):
             self.state.reference = ce.tolist()
         n = len(learned.rows)
         reference = np.array(self.state.reference, object)
-        need(len(reference) == n + len(tested.rows) and all(type(x) is float for x in reference),
-             f"{self.out} stores the reference of {len(reference)} responses, which do not match "
-             f"{self.path}; {NEW_RUN}")
+        wanted = n + len(tested.rows)
+        need(len(reference) == wanted and all(type(x) is float for x in reference),
+             f"{self.out}: expected the reference of {wanted:,} responses, those of {self.path} "
+             f"and of the validation, found {len(reference):,}; a version of NanoEuler that chose "
+             f"other pairs may have begun this run; {NEW_RUN}")
         self.learned_reference = np.array(self.state.reference[:n])      # -log ref per row
         self.tested_reference = np.array(self.state.reference[n:])
 
