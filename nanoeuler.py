@@ -4814,7 +4814,10 @@ class Run(TrainingLoop):
         tokenizer = tokenizer or bpe.train(text.excerpt(), cfg.vocab_size, bpe.SPECIALS)
         end = tokenizer.specials.get(self.state.eos, -1)         # ends a document of a corpus
         text.encode(tokenizer, end, o.cuts, o.seed)
-        batches = Batches(text.train, T, cfg.n_mtp, o.seed)
+        try:
+            batches = Batches(text.train, T, cfg.n_mtp, o.seed)
+        except UserError as e:               # too few tokens
+            raise UserError(f"{text.described()}: {e}") from None
         held_out = Validation(Windows(text.tail, T), Windows(text.tail, T, 1, -1, end),
                               text.tail_bytes)
         need(held_out.targets.n_valid > 0, f"{path}: the held-out last {o.holdout:.0%} has no "
@@ -5213,7 +5216,8 @@ def need_data(path, out):
     """Rejects a path that is not a file, before anything is compiled."""
     remedy = f"name the training data of {out} with --data"
     need(path, f"the name of the data file is empty; {remedy}")
-    need(os.path.exists(path), f"{path}: No such file or directory; check the path, or {remedy}")
+    there = "" if os.path.isabs(path) else f" in {os.getcwd()}"
+    need(os.path.exists(path), f"{path}: No such file{there}; check the path, or {remedy}")
     need(os.path.isfile(path), f"{path}: not a regular file; {remedy}")
 
 def need_free_best(best, state, reads, resume, force):

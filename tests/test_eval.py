@@ -312,7 +312,7 @@ def test_a_question_that_is_refused(line, words, model, tmp_path, capsys):
 @cli
 @pytest.mark.parametrize("args, words", [
     ((), ["--data or --questions"]),
-    (("--data", "none.txt"), ["none.txt: expected files, found none"]),
+    (("--data", "none.txt"), ["none.txt: No such file in ", "check the path"]),
     (("--data", "empty.txt"), ["empty.txt: the file is empty"]),
     (("--data", "a.txt", "one.txt"), ["one.txt: expected 2 tokens or more", "found 1"]),
     (("--data", "a.txt", "box"), ["bundled is a checkpoint", "before --data"]),

@@ -239,9 +239,11 @@ def test_one_of_a_kind():
 
 @pytest.mark.parametrize("flags, word", [
     (["--lr", "nan"], "lr"), (["--dtype", "fp16"], "fp16"), (["--out", "no/a.bin"], "no/a.bin"),
-    (["--data", "none.txt"], "none.txt"), (["--data", "empty.txt"], "empty.txt: the file is empty"),
+    (["--data", "none.txt"], "none.txt: No such file in /"),
+    (["--data", "empty.txt"], "empty.txt: the file is empty"),
     (["--data", "zero.txt"], "zero byte at position 3"), (["--data", "."], "would lie in"),
-    (["--data", "short.txt"], "two windows"), (["--data", "short.txt", "--seq-len", 1], "token")])
+    (["--data", "short.txt"], "short.txt, 2 bytes: expected 256 training"),
+    (["--data", "short.txt", "--seq-len", 1], "token")])
 def test_what_can_be_refused_is_before_anything_is_compiled(flags, word, elsewhere, monkeypatch,
                                                             capsys):
     for name, content in (("empty.txt", b""), ("zero.txt", b"abc\0"), ("short.txt", b"ab")):

@@ -27,7 +27,7 @@ import bpe
 from bpe import need, note, reading, regular, UserError
 from nanoeuler_parts.files.logs import lock
 from nanoeuler_parts.files.safetensors import map_tensors, TOKEN_KINDS, write_tensors
-from nanoeuler_parts.files.texts import encode_cut, LARGE, parse_json, PlainText
+from nanoeuler_parts.files.texts import AS_BYTES, encode_cut, LARGE, parse_json, PlainText
 from nanoeuler_parts.files.writing import replacing
 
 END = b"\xff"                # follows each document
@@ -68,6 +68,9 @@ def files_in(name):
             paths = [os.path.join(folder, x) for x in files if not x.startswith(".")]
             found += [(path, os.path.relpath(path, name)) for path in paths]
     else:
+        there = "" if os.path.isabs(name) else f" in {os.getcwd()}"
+        need(os.path.exists(name) or glob.has_magic(name), f"{name}: No such file{there}; check "
+             f"the path, or name other data with --data")
         paths = sorted(glob.glob(name, recursive=True), reverse=True)
         found = [*{os.path.realpath(path): (path, path) for path in paths}.values()]
     found = [(path, shown) for path, shown in found if os.path.isfile(path)]
@@ -337,8 +340,7 @@ class Corpus:
             note(f"{len(left_out):,} of {len(self.files):,} files are empty or binary and "
                  f"are left out, for example {left_out[0]}")
         if invalid:
-            note(f"{invalid} is not valid UTF-8; the model reads the "
-                 f"bytes as they are")
+            note(f"{invalid} is not valid UTF-8; {AS_BYTES}")
 
     def described(self):
         return (f"{', '.join(self.names)} (files: {self.n_files:,}, documents: "

@@ -26,6 +26,10 @@ def marks_of_editors(text):
         found.append("has Windows line ends (CR LF)")
     return " and ".join(found)
 
+# The end of a note about a text that is not valid UTF-8
+AS_BYTES = ("the model reads the bytes as they are; if the text is in another encoding, save it as "
+            "UTF-8, for example with iconv -f LATIN1 -t UTF-8 OLD > NEW")
+
 def read_text(path):
     """A training text, memory-mapped.  Invalid UTF-8 is reported and kept.  Binary is rejected."""
     with reading(path, "name a text file with --data"):
@@ -40,8 +44,8 @@ def read_text(path):
         for i in range(0, len(text), LARGE):
             decoder.decode(piece := text[i:i + LARGE], final=i + LARGE >= len(text))
     except UnicodeDecodeError as e:          # e.object begins with the last piece's remainder
-        note(f"{path} is not valid UTF-8 at byte "
-             f"{i + len(piece) - len(e.object) + e.start}; the model reads the bytes as they are")
+        at = i + len(piece) - len(e.object) + e.start
+        note(f"{path} is not valid UTF-8 at byte {at}; {AS_BYTES}")
     if found := marks_of_editors(text):
         note(f"{path} {found}, and the model reads these bytes; to remove them, add "
              f"--newlines unix")
@@ -179,7 +183,7 @@ def parse_json(text, line=1):
     try:
         return json.loads(text)
     except UnicodeDecodeError as e:
-        raise ValueError(f"it is not valid UTF-8 at byte {e.start}") from None
+        raise ValueError(f"it is not valid UTF-8 at byte {e.start}; save it as UTF-8") from None
     except json.JSONDecodeError as e:
         comma = " (after a comma)" if e.doc[:e.pos].rstrip().endswith(",") else ""
         found = repr(e.doc[e.pos:e.pos + 20]) if e.doc[e.pos:].strip() else "the end"

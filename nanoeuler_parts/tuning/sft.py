@@ -121,7 +121,7 @@ class SftRun(Run):
     larger_data, length_flag = "data/alpaca.json", "--epochs"
     held_scope, most_final = "all held-out responses", sys.maxsize
     last_loss = math.inf                     # of the latest step: cross-entropy of head 0, in nats
-    overdone = "has memorized the training examples", "how to answer others"     # learned, forgotten
+    overdone = "has memorized the training examples", "how to answer others"     # and forgets
     minimizes_bits = True                    # dpo does not, so a small rise of bits is normal
     answers = SftOptions.answers             # the keys of the R responses
 
