@@ -1,6 +1,7 @@
 """The server: OpenAI's client and the texts it gets, many at once, what is refused, who may ask."""
 import contextlib
 import copy
+import datetime
 import http.client
 import json
 import os
@@ -722,6 +723,63 @@ def test_the_former_address_of_the_training_page(at):
     assert (status, headers["location"]) == (308, "training")
 
 
+@pytest.mark.parametrize("headers, status", [
+    ({"transfer-encoding": "chunked", "content-length": "4"}, 400),
+    ({"transfer-encoding": "chunked"}, 200)])
+def test_two_lengths_of_a_body_are_refused(at, headers, status):
+    """And the connection is closed, as a proxy may have counted by the other one: RFC 9112, 6.1"""
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    lines = [f"{name}: {value}" for name, value in headers.items()]
+    host, port = at.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 60) as s:
+        s.sendall("\r\n".join(["POST /v1/completions HTTP/1.1", f"Host: {host}",
+                               "Content-Type: application/json", *lines, "", ""]).encode())
+        s.sendall(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+        s.settimeout(60 if status == 400 else 5)
+        said = s.recv(1 << 16)
+        while status == 400 and (more := s.recv(1 << 16)):       # until it is closed
+            said += more
+    assert said.startswith(f"HTTP/1.1 {status} ".encode())
+    assert (b"found both" in said) == (status == 400)
+
+
+def test_an_error_repeats_little_of_a_long_address(at):
+    for headers in ({}, {"accept": "text/html"}):
+        status, _, said = send(at, "GET", "/" + "a" * 30_000, headers=headers)
+        assert status == 404 and f"/{'a' * 99}... does not exist" in str(said)
+        assert len(str(said)) < 600
+
+
+def test_a_browser_gets_a_page_for_each_refusal(at):
+    """Also where the name in the address is unknown"""
+    for path in ("/", "/tour", "/nothing"):
+        status, headers, said = send(at, "GET", path, headers={
+            "accept": "text/html", "host": "evil.example"})
+        assert status == 403 and "--allow-host" in said and "<h1>403</h1>" in said
+
+
+@pytest.mark.parametrize("absent, said", [
+    (["uvicorn"], ["needs uvicorn,", "'uvicorn>="]), (["markdown_it"], []),
+    (["uvicorn", "markdown_it"], ["needs uvicorn,", "'uvicorn>=", "'markdown-it-py>="])])
+def test_one_command_installs_all_packages_of_a_verb(absent, said, monkeypatch):
+    from nanoeuler_parts.serve import verb
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name not in absent)
+    found = ""
+    try:
+        verb.need_packages("serve", ("starlette", "uvicorn"), ("markdown_it",))
+    except ne.UserError as e:
+        found = str(e)
+    assert bool(found) == bool(said) and all(words in found for words in said)
+    assert "starlette" not in found
+
+
+def test_ollama_gets_the_time_of_a_models_file(file, at):
+    wanted = f"{datetime.datetime.fromtimestamp(os.path.getmtime(file), datetime.UTC):%FT%T.%fZ}"
+    [tag] = send(at, "GET", "/api/tags")[2]["models"]
+    assert tag["modified_at"] == wanted
+    assert post(at, "/api/show", {"model": tag["name"]})[2]["modified_at"] == wanted
+
+
 # ---- what stands behind a token
 def test_rivals_guesses_and_trajectory(at, alone):
     ids = ids_of(alone)
@@ -789,6 +847,9 @@ def test_the_tour_without_its_package(at, monkeypatch):
     status, _, said = send(at, "GET", "/tour")
     words = said["error"]["message"]
     assert status == 501 and "markdown-it-py" in words and "docs/tour" in words
+    status, headers, said = send(at, "GET", "/tour", headers={"Accept": "text/html"})
+    assert status == 501 and headers["content-type"].startswith("text/html")
+    assert "<h1>501</h1>" in said and "markdown-it-py" in said
 
 
 def test_tokens_and_drafts_that_the_page_shows(file):

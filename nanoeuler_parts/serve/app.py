@@ -38,6 +38,7 @@ HEADERS = {"content-security-policy": POLICY, "x-content-type-options": "nosniff
            "referrer-policy": "no-referrer", "cross-origin-resource-policy": "same-origin",
            "x-frame-options": "DENY"}
 BODY_SECONDS = 30            # time limit for receiving a body
+LONGEST_PATH = 100           # characters of an address in an error
 # A shorter body takes little work, so it is not made to wait for the preparation of a longer one.
 SHORT_BODY = 1 << 13         # bytes
 # Parts of addresses that clients of OpenAI and Ollama may try, and what they want
@@ -59,16 +60,20 @@ def as_json(body, status=200, headers=None):
     return Response(encoded(body), status, headers, media_type="application/json")
 
 
-def refused(problem, path):
-    """The response to a request that was rejected, in the format of Ollama or of OpenAI"""
-    body = {"error": str(problem)} if ollama.is_path(path) else problem.body()
-    return as_json(body, problem.status, problem.headers)
-
-
-def wants_page(request):
+def wants_page(scope, headers):
     """Whether a browser asks for a page, and not a client for an object"""
-    return (request.method in ("GET", "HEAD") and "text/html" in request.headers.get("accept", "")
-            and not request.url.path.startswith(("/v1/", "/api/")))
+    return (scope["method"] in ("GET", "HEAD") and "text/html" in headers.get("accept", "")
+            and not scope["path"].startswith(("/v1/", "/api/")))
+
+
+def refused(problem, scope, headers):
+    """The response to a request that was rejected: a page for a browser, otherwise an object in the
+    format of Ollama or of OpenAI"""
+    if wants_page(scope, headers):
+        page = NO_PAGE.format(status=problem.status, said=html.escape(ne.printable(str(problem))))
+        return Response(page, problem.status, problem.headers, media_type=TYPES[".html"])
+    body = {"error": str(problem)} if ollama.is_path(scope["path"]) else problem.body()
+    return as_json(body, problem.status, problem.headers)
 
 
 class Guard:
@@ -106,7 +111,7 @@ class Guard:
         try:
             problem = self.problem(scope, path, headers, allowed)
             if problem is not None:
-                await refused(problem, path)(scope, receive, send_guarded)
+                await refused(problem, scope, headers)(scope, receive, send_guarded)
             elif allowed and scope["method"] == "OPTIONS":
                 wanted = headers.get("access-control-request-headers")       # OpenAI's has its own
                 await Response(status_code=204, headers={
@@ -124,6 +129,11 @@ class Guard:
 
     def problem(self, scope, path, headers, allowed):
         """A Refusal if the request must be rejected, otherwise None"""
+        if {"content-length", "transfer-encoding"} <= headers.keys():
+            # A proxy may take the other header for the body's length, and so be tricked to let a
+            # hidden request pass.  RFC 9112, 6.1
+            return Refusal(400, "expected Content-Length or Transfer-Encoding, found both; send "
+                           "one of them", headers={"connection": "close"})
         host = headers.get("host", "")
         if not self.names.allows_host(host):
             return Refusal(403, f"expected a name of this machine in the Host header, found "
@@ -331,31 +341,29 @@ class Server:
     # ---- errors
     async def http_error(self, request, e):
         path = request.url.path
-        said = {404: f"{path} does not exist on this server",
-                405: f"{path} does not accept the method {request.method}"
+        named = path if len(path) <= LONGEST_PATH else f"{path[:LONGEST_PATH]}..."
+        said = {404: f"{named} does not exist on this server",
+                405: f"{named} does not accept the method {request.method[:LONGEST_PATH]}"
                 }.get(e.status_code, str(e.detail))
         if e.status_code == 404 and (found := [*filter(ABSENT.get, path.split("/"))]):
             said += f", which has no {ABSENT[found[-1]]}"
-        if wants_page(request):
-            page = NO_PAGE.format(status=e.status_code, said=html.escape(ne.printable(said)))
-            return Response(page, e.status_code, e.headers, media_type=TYPES[".html"])
-        return refused(Refusal(e.status_code, said, headers=e.headers), path)
+        return await self.refusal(request, Refusal(e.status_code, said, headers=e.headers))
 
     async def refusal(self, request, e):
-        return refused(e, request.url.path)
+        return refused(e, request.scope, request.headers)
 
     async def user_error(self, request, e):
-        return refused(Refusal(400, str(e)), request.url.path)
+        return await self.refusal(request, Refusal(400, str(e)))
 
     async def busy(self, request, e):
-        return refused(Refusal(503, str(e), code="overloaded", headers={"retry-after": "1"}),
-                       request.url.path)
+        return await self.refusal(request, Refusal(503, str(e), code="overloaded",
+                                                   headers={"retry-after": "1"}))
 
     async def gone(self, request, e):
         return Response(status_code=499)     # nobody receives this
 
     async def fault(self, request, e):
-        return refused(Refusal(500, "internal error; see the server's log"), request.url.path)
+        return await self.refusal(request, Refusal(500, "internal error; see the server's log"))
 
     # ---- loading
     async def load(self, request, model):
@@ -499,7 +507,7 @@ class Server:
     async def show(self, request):
         said = await self.parsed(request)
         name = text("model", said.get("model") or said.get("name") or "")
-        return as_json(ollama.shown((await self.found(request, name)).card, self.began))
+        return as_json(ollama.shown((await self.found(request, name)).card))
 
     # ---- the routes of the pages
     async def page(self, request):

@@ -61,6 +61,7 @@ def card_of(file, cfg, state, options, decoder=None):
             "loaded": decoder is not None,
             "weights": decoder.kept_as if decoder else options.weights,
             "context": length, "slots": options.slots, "bytes": os.path.getsize(file),
+            "modified": os.path.getmtime(file),
             "cache_mib": length * bytes_a_token(cfg, options) / 2**20,
             "temperature": (ne.ChatSampling if answers else ne.Sampling).temperature,
             "most_tokens": options.tokens, "heads": decoder.heads if decoder else cfg.n_mtp - 1,

@@ -192,20 +192,21 @@ def details(card):
             "quantization_level": card["weights"].upper() or "unknown"}
 
 
-def listed(card, began):
+def listed(card):
     name = f"{card['name']}:latest"
-    return {"name": name, "model": name, "modified_at": timestamp(began), "size": card["bytes"],
+    return {"name": name, "model": name, "modified_at": timestamp(card["modified"]),
+            "size": card["bytes"],
             "digest": hashlib.sha256(name.encode(errors="backslashreplace")).hexdigest(),
             "details": details(card)}
 
 
 def tags(cards, began):
-    return {"models": [listed(card, began) for card in cards]}
+    return {"models": [listed(card) for card in cards]}
 
 
 def running(cards, began):
     until = timestamp(began + 1e9)           # the server never unloads a model
-    return {"models": [{**listed(card, began), "expires_at": until, "size_vram": card["bytes"],
+    return {"models": [{**listed(card), "expires_at": until, "size_vram": card["bytes"],
                         "context_length": card["context"]} for card in cards if card["loaded"]]}
 
 
@@ -222,12 +223,12 @@ def is_path(path):
     return path.startswith("/api/") and path.split("/")[2] not in OURS
 
 
-def shown(card, began):
+def shown(card):
     """The description of a model for /api/show"""
     c = card["config"]
     return {"modelfile": "", "parameters": f"temperature {card['temperature']:g}",
             "template": card["template"], "details": details(card), "capabilities": ["completion"],
-            "modified_at": timestamp(began), "model_info": {
+            "modified_at": timestamp(card["modified"]), "model_info": {
                 "general.architecture": "nanoeuler",
                 "general.parameter_count": card["parameters"],
                 "nanoeuler.context_length": card["context"],

@@ -51,12 +51,16 @@ class Serving(Settings):
                            "int8; empty: f32, on a GPU bf16 if supported")
     template: str = setting("", 0, 0, "chat template: alpaca or chatml; empty: the model's own")
 
-def need_packages(verb, names):
-    """Raises a UserError that names all missing packages of a verb."""
-    missing = [name for name in names if not importlib.util.find_spec(name)]
-    need(not missing, f"{verb} needs {' and '.join(missing)}, not installed for this Python; run "
-         f"pip install {' '.join(shlex.quote(PACKAGES[name]) for name in missing)}, or in a clone "
-         f"pip install -e '.[{verb}]'")
+def need_packages(verb, names, more=()):
+    """Raises a UserError that names all missing packages of a verb.  more: packages that some parts
+    of it need; the command to run installs them, too"""
+    def missing(names):
+        return [name for name in names if not importlib.util.find_spec(name)]
+
+    need(not missing(names), f"{verb} needs {' and '.join(missing(names))}, not installed for this "
+         f"Python; run pip install "
+         f"{' '.join(shlex.quote(PACKAGES[name]) for name in missing((*names, *more)))}, or in a "
+         f"clone pip install -e '.[{verb}]'")
 
 SERVED = ne.arg("files", nargs="*", type=ne.model_name, default=argparse.SUPPRESS, metavar="file",
                 help=f"checkpoints to serve, the default one first; {ne.BUNDLED}: the bundled "
@@ -105,7 +109,7 @@ def is_chat_model(path):
 def serve(files=(), decoder=Decoder, **chosen):
     """`serve`: an HTTP server and its pages."""
     options = Serving(**chosen).check()
-    need_packages("serve", ("starlette", "uvicorn"))
+    need_packages("serve", ("starlette", "uvicorn"), ("markdown_it",))
     from nanoeuler_parts.serve import server
     return server.run(*models_to_serve(files), decoder, options)
 
