@@ -758,6 +758,30 @@ def test_a_browser_gets_a_page_for_each_refusal(at):
         assert status == 403 and "--allow-host" in said and "<h1>403</h1>" in said
 
 
+@pytest.mark.parametrize("host, here, other", [
+    ("0.0.0.0", "127.0.0.1:80", True), ("::", "[::1]:80", True), ("::1", "[::1]:80", False),
+    ("mybox", "mybox:80", False)])
+def test_the_printed_address_can_be_opened(host, here, other):
+    from nanoeuler_parts.serve.server import addresses
+    assert addresses(host, 80) == (here, f"{socket.gethostname()}:80" if other else "")
+
+
+@pytest.mark.parametrize("seq_len, chosen, said", [
+    (64, {}, ""), (64, {"context": 32}, ""), (64, {"context": 64}, ""),
+    (64, {"context": 65}, "64 tokens, so --context 65 has no effect"),
+    (1 << 17, {}, "a slot has 65,536 tokens, and the model's context 131,072"),
+    (1 << 17, {"slots": 4}, "")])
+def test_a_context_other_than_the_models_is_told(seq_len, chosen, said):
+    from nanoeuler_parts.serve.models import context_of
+    from nanoeuler_parts.serve.server import other_context
+    from nanoeuler_parts.serve.verb import Serving
+    cfg = ne.Config(n_layer=4, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, seq_len=seq_len)
+    options = Serving(**chosen)
+    card = {"config": {"seq_len": seq_len}, "context": context_of(cfg, options)}
+    found = other_context(card, options)
+    assert said in found and bool(said) == bool(found)
+
+
 @pytest.mark.parametrize("absent, said", [
     (["uvicorn"], ["needs uvicorn,", "'uvicorn>="]), (["markdown_it"], []),
     (["uvicorn", "markdown_it"], ["needs uvicorn,", "'uvicorn>=", "'markdown-it-py>="])])

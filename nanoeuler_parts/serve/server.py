@@ -14,6 +14,7 @@ import uvicorn
 import nanoeuler as ne
 from nanoeuler_parts.serve.app import Server
 from nanoeuler_parts.serve.connections import Connection
+from nanoeuler_parts.serve.engine import CACHE_BYTES
 from nanoeuler_parts.serve.models import Models
 from nanoeuler_parts.serve.names import is_loopback, Names
 from nanoeuler_parts.serve.runs import Runs
@@ -104,6 +105,31 @@ def print_models(models, options):
                f"{card['cache_mib']:,.0f} MiB")
         print(f"{ne.printable(ne.shown_name(model.file))}: {card['parameters']:,} parameters, "
               f"{use}")
+        if said := other_context(card, options):
+            ne.note(f"{ne.shown_name(model.file)}: {said}")
+
+
+def other_context(card, options):
+    """A text if the slots of a model have another context than the model, or than --context; "" if
+    not"""
+    whole, context = card["config"]["seq_len"], card["context"]
+    if options.context > whole:
+        return f"its context is {whole:,} tokens, so --context {options.context} has no effect"
+    if options.context or context == whole:
+        return ""
+    most = CACHE_BYTES >> 20
+    return (f"a slot has {context:,} tokens, and the model's context {whole:,}, because the KV "
+            f"cache takes up to {most:,} MiB; for a longer context, use fewer --slots, or set "
+            f"--context and use more memory")
+
+
+def addresses(host, port):
+    """(host and port for a browser on this machine, and for one on other machines).  The second is
+    "" unless the server listens on all addresses: a browser cannot open 0.0.0.0."""
+    every = host in ("0.0.0.0", "::")
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    here = f"[{here}]" if ":" in here else here
+    return f"{here}:{port}", f"{socket.gethostname()}:{port}" if every else ""
 
 
 def run(files, folder, decoder, options):
@@ -121,12 +147,11 @@ def run(files, folder, decoder, options):
                   f"it as soon as it exists", file=sys.stderr)
     with listening(options) as s:
         server = build(models, options)
-        address = f"[{options.host}]" if ":" in options.host else options.host
-        port = s.getsockname()[1]
+        here, there = addresses(options.host, s.getsockname()[1])
         print_models(models, options)
-        print(f"http://{address}:{port}/ for the chat, "
-              f"http://{address}:{port}/training for training runs; press Ctrl-C to stop",
-              flush=True)
+        print(f"http://{here}/ for the chat, http://{here}/training for training runs"
+              f"{f', and http://{there}/ from other machines' if there else ''}; press Ctrl-C to "
+              f"stop", flush=True)
         if not is_loopback(options.host):
             print(f"note: {options.host} admits other machines "
                   f"{'with the API key' if key else 'without an API key (set it with --api-key)'}; "
