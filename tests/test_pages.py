@@ -473,6 +473,7 @@ def test_the_loss_of_dpo_is_explained_and_measured_to_the_end(opened, address):
     page.locator("#runs input").nth(1).check()
     wait(page, "document.querySelector('#charts').innerText.includes('Runs of dpo')")
     assert "cross-entropy" in loss.inner_text()
+    assert [x.strip() for x in loss.locator(".legend > *").all_inner_texts()] == ["2 · a", "1 · b"]
 
 
 @pytest.mark.slow

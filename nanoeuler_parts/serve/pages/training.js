@@ -437,8 +437,10 @@ function figure(title, meaning, lines) {
   }
   for (const line of drawable) svg.append(...curve(line, x, y));
   svg.append(...endLabels(drawable.filter((line) => line.ends), x, y));
+  const isNamed = (line, i) => !line.faint && !(several &&
+    drawable.slice(0, i).some((other) => other.run === line.run && !other.faint));    // a run once
   const legend = element("div", { class: "legend", "aria-hidden": several ? undefined : "true" },
-    ...drawable.filter((line) => !line.faint).map((line) => several ?
+    ...drawable.filter(isNamed).map((line) => several ?
       element("button", { type: "button", class: "quiet", name: `${title} ${line.run}`,
         title: "Highlight this run", "data-run": line.run }, mark(line), line.inLegend) :
       element("span", {}, mark(line), line.inLegend)));
@@ -489,7 +491,7 @@ function lossFigure(chosen) {
   if (chosen.some(ofPairs)) {
     const alone = chosen.every(ofPairs);
     return figure("Loss", alone ? MEANING.pairs : `Runs of train and sft: ${MEANING.text} Runs of dpo: ${
-      MEANING.pairs}`,
+      MEANING.pairs}${chosen.length > 1 ? " Dots: validations." : ""}`,
     lines(chosen, ["loss", (r) => r.loss], ["validation", (r) => r.val_loss, { dots: true }]));
   }
   const heads = chosen.length === 1 ? headsOf(chosen[0]) : 0;
