@@ -1047,6 +1047,27 @@ def test_the_opening_page(opened, address):
     assert page.inner_text("#list .title") == text
 
 
+def test_the_text_of_a_base_model_is_plain(opened, address):
+    """Such a model knows no Markdown.  A chat model's same text has a title and a list."""
+    def as_base(route):
+        route.fulfill(json={**route.fetch().json(), "answers": False, "template": ""})
+
+    text = "# ACT I\n\n* Enter *two* lords."
+    tokens = [[65, c, 0] for c in text]
+    kept = {"version": 1, "current": "c", "conversations": [tree(a={"tokens": tokens})]}
+    stored = json.dumps(kept)
+    for routes, formatted in (({}, 3), ({"**/api/model": as_base}, 0)):
+        page = opened(address, routes=routes)
+        page.evaluate("s => localStorage.setItem('nanoeuler.conversations', s)", stored)
+        page.reload()
+        page.wait_for_selector(".message.assistant .tools >> text=Regenerate")
+        shown = page.locator(".message.assistant .text")
+        assert shown.locator("h1, h2, h3, h4, li, em").count() == formatted
+        assert page.locator("text=Raw text").count() == (formatted > 0)
+        if not formatted:
+            assert shown.inner_text() == text
+
+
 @pytest.mark.slow
 def test_a_conversation_that_is_removed_comes_back(canned):
     """Undo restores it exactly, in its place."""

@@ -28,7 +28,9 @@ const TOO_LONG = "context_length_exceeded";
 const LONGEST_SYSTEM = 2 ** 20; // characters
 const COMPUTING = "Computing the trajectory…", FIRST = " The first trajectory can take half a minute.";
 const TRAJECTORY = "Trajectory shows how the model's prediction of a token forms, layer by layer.";
-// The bundled model answers these well at temperature 0; a base model continues the beginnings.
+// The bundled model answers its questions well at temperature 0.  Other chat models get questions that any
+// may answer, and a base model continues the beginnings.
+const ANY_QUESTIONS = ["Who are you?", "What can you do?"];
 const QUESTIONS = ["Who are you?", "What is 17 plus 25?", "Write a short poem about the moon.", "Tell me a story about a dragon."];
 const BEGINNINGS = ["Once upon a time", "To be, or not to be,", "In the middle of the night"];
 const LOCAL = /^(localhost|.*\.localhost|127\..*|\[::1\])$/.test(location.hostname);
@@ -166,6 +168,9 @@ function words(node, asRaw) {
 
 const span = (node, i, piece) => element("span", { class: node.tokens[i][2] ? "token accepted" : "token", "data-i": i }, piece);
 
+// Does a base model write this text?  It knows no Markdown, so a line that begins with # is no title.
+const isPlain = (node) => (cards.get(node.model) ?? card)?.answers === false;
+
 // Can the model that is chosen explain and continue an answer?  Others have other tokens.
 const isOwn = (node) => !node.model || node.model === card?.name;
 
@@ -194,7 +199,7 @@ function message(c, node, asRaw) {
         button("Trajectory", () => lookAtTrajectory(node), { title: TRAJECTORY }));
     }
     if (!isEmpty) tools.append(copyButton(() => textOf(node)));
-    if (raw.has(node.id) || text.querySelector(":scope > :not(p), p *:not(.token)")) {
+    if (!isPlain(node) && (raw.has(node.id) || text.querySelector(":scope > :not(p), p *:not(.token)"))) {
       tools.append(button("Raw text", () => toggleRaw(node), { "aria-pressed": String(raw.has(node.id)) }));
     }
     if (node.model && names.length > 1) tools.append(element("span", { class: "by" }, node.model));
@@ -218,7 +223,7 @@ function render() {
   let room = MOST_FORMATTED;
   const messages = path.toReversed().map((node) => {
     room -= node.tokens ? node.tokens.reduce((n, token) => n + token[1].length, 0) : node.text.length;
-    return message(c, node, raw.has(node.id) || room < 0);
+    return message(c, node, raw.has(node.id) || isPlain(node) || room < 0);
   });
   log.replaceChildren(...messages.toReversed());
   if (!path.length) log.append(welcome());
@@ -235,8 +240,9 @@ function welcome() {
   const made = element("div", { class: "welcome" }, element("h2", {}, "A small language model"),
     element("p", {}, `It runs on ${place}. Every answer is computed ${there}, and nothing that you type goes anywhere else.`));
   if (!card) return made;
-  const starters = card.answers ? QUESTIONS : BEGINNINGS;
-  made.append(element("p", {}, "The model: ", element("b", {}, card.name), `${card.name === "bundled" ? ", which comes with NanoEuler" : ""}. It has ${roughly(card.parameters)} parameters, and reads up to ${card.context.toLocaleString("en")} tokens (words or pieces of words) at once.`),
+  const isBundled = card.name === "bundled";
+  const starters = !card.answers ? BEGINNINGS : isBundled ? QUESTIONS : ANY_QUESTIONS;
+  made.append(element("p", {}, "The model: ", element("b", {}, card.name), `${isBundled ? ", which comes with NanoEuler" : ""}. It has ${roughly(card.parameters)} parameters, and reads up to ${card.context.toLocaleString("en")} tokens (words or pieces of words) at once.`),
     element("p", { class: "hint" }, card.answers ? "Ask something, or try one of these:" : "This model continues texts. Type the beginning of one, or try one of these:"),
     element("div", { class: "starters" }, ...starters.map((text) => button(text, () => send(text)))));
   return made;
@@ -427,7 +433,7 @@ function paceOf(n, first, rest) {
 function painter(text, node) {
   const log = $("log");
   text.replaceChildren();
-  const update = viewer(text, node, raw.has(node.id));
+  const update = viewer(text, node, raw.has(node.id) || isPlain(node));
   return () => {
     const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
     update(false);
@@ -649,11 +655,11 @@ function buildCard() {
   const { config } = card;
   const facts = [["name", card.name], ["parameters", card.parameters.toLocaleString("en")],
     ["architecture", `${config.n_layer} layers (${2 * config.n_layer} Euler steps), width ${config.n_embd}, ${config.n_head} attention heads (${config.n_kv_head} for keys and values), vocabulary ${config.vocab_size}`],
-    ["guesses ahead", config.n_mtp === 1 ? "none: it predicts one token at a time" : `${config.n_mtp - 1} of its ${config.n_mtp} output heads guess the tokens after the next one`],
-    ["weights", WEIGHTS[card.weights] ?? card.weights], ["context", `${card.context} tokens, question and answer together`],
-    ["answers at a time", card.slots],
-    ["trained on", `${card.tokens_seen.toLocaleString("en")} tokens in ${card.step.toLocaleString("en")} steps`],
-    ["validation", card.bits_per_byte ? `${card.bits_per_byte.toFixed(4)} bits per byte` : "none"],
+    ["draft tokens", config.n_mtp === 1 ? "none: it predicts one token at a time" : `${config.n_mtp - 1} of its ${config.n_mtp} output heads guess the tokens after the next one`],
+    ["weights", WEIGHTS[card.weights] || card.weights || "chosen when the model is loaded, by its first question"], ["context", `${card.context.toLocaleString("en")} ${card.context < config.seq_len ? `of the model's ${config.seq_len.toLocaleString("en")} ` : ""}tokens, question and answer together`],
+    ["answers at once", card.slots],
+    ["latest training run", `${card.tokens_seen.toLocaleString("en")} tokens in ${card.step.toLocaleString("en")} steps`],
+    ["validation loss", card.bits_per_byte ? `${card.bits_per_byte.toFixed(4)} bits per byte` : "none"],
     ["chat template", card.answers ? `${TEMPLATES[card.template] ?? card.template}, the form in which the model reads questions and answers${card.remembers ? "" : "; the model sees only the last question"}` : "none: the model continues texts"]];
   $("facts").replaceChildren(...facts.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, String(text))]));
   $("system-label").hidden = !card.remembers;
