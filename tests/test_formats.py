@@ -680,7 +680,7 @@ def test_settings_are_kept_for_resume(base, tmp_path, monkeypatch, capsys):
     run("sft", "--resume", *fields, "--steps", 3)
     refused(capsys, "sft", "--resume", *fields[:4], "--steps", 4, words=["started with --field"])
     refused(capsys, "sft", "--resume", "--truncate", "--steps", 4,
-            words=["started with --truncate False, not True"])
+            words=["started with --no-truncate, not --truncate"])
 
 
 @pytest.mark.parametrize("verb", ["sft", "dpo"])

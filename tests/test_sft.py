@@ -725,7 +725,7 @@ def test_examples_learned_by_heart_are_told_of(holdout, rows, base, tmp_path, mo
     monkeypatch.chdir(copy_of(base, tmp_path))
     run("sft", "--data", "add.json", "--steps", 3, "--eval-every", 2, "--holdout", holdout)
     said = capsys.readouterr().err
-    note = "the model overfits; use fewer --epochs or more examples"
+    note = "the model overfits; use fewer --steps or more examples"
     assert (note in said) == (rows >= ne.FEWEST)
 
 
