@@ -1,6 +1,6 @@
 """Compares every gradient of nanoeuler.py with central differences of the loss, in float64.
 
-    python check.py [--seed N] [--quick]
+    python check.py [--plain] [--seed N] [--quick]
 
 The models are small and have random weights.  They cover
   - grouped queries,
@@ -9,9 +9,10 @@ The models are small and have random weights.  They cover
   - biases, norms of q and k, and a sliding window,
   - gradients accumulated over micro-batches of unequal masks.
 
-The analytic gradient comes from the training code, compiled for float64, on one thread.  The cross-
-entropies come from its forward pass.  Here they are combined into the loss by its definition, over
-the whole batch at once:
+The analytic gradient comes from the code that trains, `Model`, compiled for float64, on one thread.
+With --plain it comes from `PlainModel` in Part I, which needs only nanoeuler.py and bpe.py.  The
+cross-entropies come from the same code's forward pass.  Here they are combined into the loss by its
+definition, over the whole batch at once:
 
     loss = CE_0 + 0.3 * mean_{k > 0} CE_k,    CE_k = mean of -log softmax over its targets
 
@@ -114,10 +115,18 @@ def random_batch(cfg, B, T, rng):
     return stream[:, :T].copy(), np.where(masked, np.int32(-1), targets)
 
 
+def cross_entropies(model, tokens, targets):
+    """(B, P) in nats, summed over the tokens of a sequence, by the forward pass"""
+    if isinstance(model, ne.PlainModel):
+        weight = np.zeros((len(tokens), len(targets)))
+        return model.run(tokens, targets, weight, len(targets), with_gradient=False)
+    return model.run(ne.LOSS, tokens, targets)
+
+
 def loss_of(model, tokens, targets, reference):
-    """The loss as defined above, from the summed cross-entropies (B, P) of the forward pass.
+    """The loss as defined above, from the cross-entropies.
     reference (B,): -log ref of each response; None if the sequences are not pairs"""
-    ce = model.run(ne.LOSS, tokens, targets)
+    ce = cross_entropies(model, tokens, targets)
     if reference is not None:
         chosen, rejected = (reference - ce[:, 0]).reshape(-1, 2).T
         return np.log1p(np.exp(-BETA * (chosen - rejected))).mean()
@@ -136,9 +145,16 @@ def gradient(model, tokens, targets, sizes, reference):
     start = 0
     for n in sizes:
         part = slice(start, start + n)
-        model.run(ne.GRADIENT, tokens[part], targets[:, part], weight[part])
+        model.gradient(tokens[part], targets[:, part], weight[part])
         start += n
     return model.g_flat.copy()
+
+
+def move(model, view, values):
+    """Replaces the values of a tensor."""
+    view[...] = values
+    if isinstance(model, ne.Model):
+        model.pack()                         # it has the matrices in packed panels, too
 
 
 def derivative(model, view, u, *batch):
@@ -146,14 +162,12 @@ def derivative(model, view, u, *batch):
     before = view.copy()
 
     def f(s):
-        view[...] = before + s * u
-        model.pack()
+        move(model, view, before + s * u)
         return loss_of(model, *batch)
 
     h = STEP
     far, near = f(2 * h) - f(-2 * h), f(h) - f(-h)
-    view[...] = before
-    model.pack()
+    move(model, view, before)
     return (8 * near - far) / (12 * h)
 
 
@@ -170,11 +184,11 @@ def directions(shape, rng):
     return units
 
 
-def check_case(case, seed):
+def check_case(case, seed, plain=False):
     """dict: tensor name -> the largest error of its gradient."""
     cfg = replace(BASE, **case.changes)
     rng = np.random.default_rng(seed)
-    model = ne.Model(cfg, random_params(cfg, rng))
+    model = (ne.PlainModel if plain else ne.Model)(cfg, random_params(cfg, rng))
     tokens, targets = random_batch(cfg, sum(case.sizes), case.T, rng)
     reference = None
     if case.pairs:                           # margins of about 2: the sigmoid is not flat
@@ -200,11 +214,18 @@ def main(argv=None):
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter,
                                      description="every gradient against central differences")
     parser.add_argument("--seed", type=int, default=1, help="of weights, tokens and masks")
+    parser.add_argument("--plain", action="store_true", help="check Part I of nanoeuler.py, which "
+                        "runs alone, in place of the code that trains")
     parser.add_argument("--quick", action="store_true", help="the first case and one seed only")
     args = parser.parse_args(argv)
     began = time.perf_counter()
-    set_num_threads(1)                       # a pass takes 50 us: too short for two
-    ne.fill_cache(ne.gradient_kernels("f64"))
+    if not args.plain:
+        if not ne.nanoeuler_parts:
+            print("check.py: expected the folder nanoeuler_parts beside nanoeuler.py, found none; "
+                  "--plain checks Part I, which does not need it", file=sys.stderr)
+            return 2
+        set_num_threads(1)                   # a pass takes 50 us: too short for two
+        ne.fill_cache(ne.gradient_kernels("f64"))
     seeds = [args.seed] if args.quick else range(args.seed, args.seed + SEEDS)
     all_errors = []
     for case in CASES[:1] if args.quick else CASES:
@@ -212,7 +233,7 @@ def main(argv=None):
         print(f"\n{case.title}\n  ({cfg.n_layer} layers, {cfg.n_head}/{cfg.n_kv_head} heads, "
               f"T {case.T}, micro-batches of {', '.join(map(str, case.sizes))}, "
               f"seeds {', '.join(map(str, seeds))})")
-        runs = [check_case(case, seed) for seed in seeds]
+        runs = [check_case(case, seed, args.plain) for seed in seeds]
         for name in runs[0]:
             errors = [r[name] for r in runs]
             all_errors += errors

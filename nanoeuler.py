@@ -3,9 +3,14 @@
 Block i computes x <- x + f_i(x).  This is one forward-Euler step, of size 1, of dx/dt = f(x, t):
 the number of the block plays the part of time t.
 
-This file contains the model, its training and the chat on the CPU.  It is meant to be read from top
-to bottom.  Everything else is in the folder nanoeuler_parts.  Without that folder, this file needs
-only bpe.py, its tokenizer.  It then trains and chats by the same formulas, but more slowly.
+How to read this file
+    Part I is the whole program: the model, its gradients, training, generation, a checkpoint and a
+    command line.  Read it from top to bottom: a function uses only what is defined above it.  Part
+    I also runs alone, with bpe.py, which splits text into tokens.
+    Part II computes the same sums many times as fast, with tiles, blocks, threads and batches, and
+    adds the optimizer Muon.  Each section says which functions of Part I it replaces.
+    Part III is what surrounds a model: runs that can be resumed, conversations, the command line.
+    Everything else is in the folder nanoeuler_parts.
 
     python nanoeuler.py train [small|big]      train on data/shakespeare.txt, write nanoeuler.bin
     python nanoeuler.py sft [FILE]             train it to answer, write nanoeuler_chat.bin
@@ -24,40 +29,34 @@ only bpe.py, its tokenizer.  It then trains and chats by the same formulas, but 
     python nanoeuler.py compile                compile all kernels in advance
 
 Contents
-    1    Configuration                        6    Optimizer
-    2    Memory: flat buffers and views       7    Batches: from a text, from examples
-    3    Building blocks                      8    Training: the loop, fine-tuning, preferences
-    4.1  Matmul                               9.1  Inference: sampling, KV cache
-    4.2  Embedding                            9.2  Replies: batches, draft tokens
-    4.3  RMSNorm                              10   Conversation: templates, chat, Python
-    4.4  RoPE                                 11.1 Checkpoint
-    4.5  Attention                            11.2 Runs on disk: settings, log, --resume
-    4.6  SwiGLU                               12   Kernels to compile
-    4.7  Cross-entropy                        13   Command line
-    4.8  Biases and norms of q and k          14   Without nanoeuler_parts
-    5    Model: forward, backward, threads
+    Part I, the program                       Part II, why it is fast
+    1    Configuration                        12   Memory: alignment, bfloat16, panels
+    2    Parameters and activations           13   Tiled products
+    3    Exponentials                         14   Blocked attention
+    4.1  Matrix products                      15   Threads
+    4.2  Embedding                            16   Muon
+    4.3  RMSNorm                              17   Batched decoding: slots and rows
+    4.4  RoPE                                 18   Replies: batches, draft tokens
+    4.5  Attention
+    4.6  SwiGLU                               Part III, what surrounds a model
+    4.7  Cross-entropy                        19   Data of a run: texts, examples
+    4.8  Biases and norms of q and k          20   Training runs: fine-tuning, preferences
+    5    Model: forward, loss, backward       21   Conversation: templates, chat, Python
+    6    Generation: sampling, KV cache       22   Checkpoints with moments, int8, checks
+    7    Optimizer: schedule, AdamW           23   Runs on disk: settings, log, --resume
+    8    Batches                              24   Kernels to compile
+    9    Training                             25   Command line
+    10   Checkpoint
+    11   The program alone
 
     New to language models?  docs/tour explains them in ten pages, and uses the code of this file.
-    To understand the model, read sections 1 to 9.  The others handle conversations, files and the
-    terminal.  One page shows the training loop: `TrainingLoop.train` in section 8.  Ten lines show
-    how a model generates text: `generate` at the beginning of section 9.1.
 
 Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab_size,
         L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is the lower-case letter.
-        In section 4.5, P, S and dS are the matrices of the attention papers.
         n_mtp is the number of output heads.  Head 0 predicts the next token, the auxiliary heads
         predict further tokens (multi-token prediction; Gloeckle et al. 2024).
-Names   p parameters, g their gradients, a activations, d gradients of activations, s scratch
-        memory.  wt is W^T, for the forward pass y = x W^T, and w is W, for the backward pass
-        dx = dy W, both as packed panels for the matmul (4.1).
-        SFT is supervised fine-tuning, DPO is direct preference optimization (section 8).
+Names   p parameters, g their gradients, a activations, d gradients of activations.
 Types   Functions take their dtype from their arguments: float32, or float64 for gradient checks.
-        Inputs of matrix products may also be bfloat16, stored as uint16.  value() and rounded()
-        convert bfloat16 and leave float32 and float64 unchanged (section 3).
-Threads Forward and backward of one sequence are one task.  A block of rows of a weight gradient is
-        one task, too.  If there are more threads than sequences, several threads share a sequence
-        (section 5).  Each number is written by one thread, in one order.  So the result depends
-        neither on the number of threads nor on which thread takes which task.
 """
 import argparse
 import codecs
@@ -80,8 +79,7 @@ import time
 from collections import deque, namedtuple
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from types import SimpleNamespace
-from typing import NamedTuple, Protocol, get_args
+from typing import NamedTuple, Protocol
 
 # As a program, this file imports itself as the module `nanoeuler` and calls its `main`.  Numba's
 # cache identifies a named tuple by the name of its module.  That name must be the same in every
@@ -131,7 +129,7 @@ if not numba.__version__.startswith(f"{NUMBA}."):        # before an import from
                      f"pip install 'numba=={NUMBA}.*'")
 
 import numpy as np
-from numba import float32, get_num_threads, int32, prange, set_num_threads, types
+from numba import float32, get_num_threads, int32, prange, types
 from numba.extending import overload
 
 # need(ok, message) raises a UserError unless ok.  A UserError ends the program with its message.
@@ -140,8 +138,6 @@ from numba.extending import overload
 import bpe
 from bpe import UserError, need, note, printable, reading
 
-# Everything but the model, its training and the chat is in the folder nanoeuler_parts.  Without the
-# folder, this file needs only bpe.py and uses the plain versions of sections 4.1 and 14.
 try:
     import nanoeuler_parts
 except ModuleNotFoundError as e:
@@ -161,6 +157,9 @@ if nanoeuler_parts:
         DTYPES, map_tensors, need_finite, need_whole, note_large, read_meta, release_pages,
         write_tensors,
     )
+    from nanoeuler_parts.files.settings import (
+        digits_of, flag_of, need_setting, setting, SettingError, Settings, type_of,
+    )
     from nanoeuler_parts.files.sinks import Sinks
     from nanoeuler_parts.files.writing import output_may_fail, WriteError
     from nanoeuler_parts.machine.compiling import jit, jit_parallel, OPTIONS
@@ -176,101 +175,48 @@ if nanoeuler_parts:
     from nanoeuler_parts.machine.threads import fewer_threads, most_memory, use_threads
     from nanoeuler_parts.machine.tile import larger, rows_tile, tile
 else:
-    # fastmath without nnan and ninf: training must still detect a NaN (section 8)
+    # What Part I uses of the folder, in plain words:
     OPTIONS = dict(fastmath={"contract", "reassoc", "arcp", "nsz", "afn"}, error_model="numpy",
-                   nogil=True, cache=bpe.CACHE)
-    jit = bpe.jit(**OPTIONS)
-    jit_parallel = bpe.jit(parallel=True, **OPTIONS)
-    MR, TILE_BYTES = 8, 64                   # rows and bytes of a row of a tile (4.1)
-    ROWS = DY_COLUMNS = 8 * MR
+                   nogil=True, cache=bpe.CACHE)          # without nnan, ninf: a NaN stays a NaN
+    jit = bpe.jit(**OPTIONS)                 # compiles a function; numba.njit would do
+    jit_parallel = bpe.jit(parallel=True, **OPTIONS)     # runs the rounds of a prange on all cores
+
+    @jit
+    def value(x):
+        """The number that is stored as x: x itself, unless it is stored in bfloat16 (12)."""
+        return x
+
+    @jit
+    def rounded(x, like):
+        """x as the array `like` stores it: x itself, unless it stores bfloat16."""
+        return x
+
+    @jit
+    def larger(x, y):
+        return x if x > y or x != x else y               # NaN if x or y is NaN
+
+    class Settings:
+        """A dataclass of settings.  That of the folder checks types and ranges."""
+
+        def check(self):
+            return self
+
+    def setting(default, low, high, text="", several=False):
+        """A field with its default.  low, high: the range of its value.  text: what it means"""
+        return field(default=default, metadata={"help": text})
+
+    def need_setting(ok, message):
+        """`need`; message(spell) is the text, and spell(name) how the user writes a setting."""
+        need(ok, message(str))
+
+    # What Part II needs to be defined, though it is not called
+    MR, TILE_BYTES = 8, 64
     DTYPE, HAS_BF16, QUADS = "f32", False, False
-    set_num_threads(1)                       # the plain counters (14) are not atomic
     Compiled = namedtuple("Compiled", "kernel argument dtype")
 
+# ======== Part I: the program ========
 # ==== 1 Configuration ====
-# This section defines the settings of a model and the presets, from "small" to "xl".  A first
-# reader needs Config and Dims.  Settings, which checks types and ranges, and the helpers that print
-# may be skipped.
-class SettingError(UserError):
-    """An invalid setting.     message(spell): the text, where spell(name) is how the user writes
-    the name of a field.  In str(e) it is the field's own name, as in files and in Python.
-    `run_verb` writes the flag instead, and a chat writes /set NAME."""
-
-    def __init__(self, message):
-        super().__init__(message(str))
-        self.message = message
-
-def need_setting(ok, message):
-    """Raises a SettingError unless ok."""
-    if not ok:
-        raise SettingError(message)
-
-def flag_of(name):
-    """The flag of a field: --top-p for top_p"""
-    return f"--{name.replace('_', '-')}"
-
-def digits_of(x):
-    """A number as the user would type it: 1000000 instead of 1e+06, and 2 instead of 2.0"""
-    is_whole = isinstance(x, float) and math.isfinite(x) and x == int(x) and abs(x) < 1e16
-    return str(int(x) if is_whole else x)
-
-def limits_of(f, value=-math.inf):
-    """The range of a number field in words: 0 to 1; without an upper limit, 1 or more.
-    value: the number that lies outside of it"""
-    low, high = f.metadata.get("range", (0, 1 << 62))
-    if type_of(f) is int and high >= 1 << 40 and value < low:        # no limit in practice
-        return f"{low} or more"
-    return f"{digits_of(low)} to {digits_of(high)}"
-
-class Settings:
-    """A dataclass whose fields are checked: their type, and the range in their metadata.
-    A field of type int | None or float | None is None if it is not set.  Flags and files write 0
-    for "not set", and older files null, so `__post_init__` turns a 0 in such a field into None."""
-
-    def __post_init__(self):
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if type(None) in get_args(f.type) and type(value) in (int, float) and value == 0:
-                object.__setattr__(self, f.name, None)   # Config is frozen
-
-    def check(self):
-        for f in fields(self):
-            value, kind = getattr(self, f.name), type_of(f)
-            if value is None and kind is not f.type:
-                continue
-            allowed = (int, float) if kind is float else (kind,)
-            need_setting(type(value) in allowed, lambda spell, f=f, kind=kind, value=value:
-                         f"{spell(f.name)}: expected {KINDS[kind]}, found {value!r:.40}")
-            if kind in (int, float):
-                low, high = f.metadata.get("range", (0, 1 << 62))
-                need_setting(low <= value <= high, lambda spell, f=f, value=value:
-                             f"{spell(f.name)}: expected {limits_of(f, value)}, found "
-                             f"{digits_of(value)}")
-            if kind is float:                # Numba would compile each kernel again for an int
-                object.__setattr__(self, f.name, float(value))
-        return self
-
-    def written(self):
-        """{name: value} as files store it, with 0 for None"""
-        values = asdict(self)
-        return {f.name: type_of(f)() if values[f.name] is None else values[f.name]
-                for f in fields(self)}
-
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text",
-         list: "a list", dict: "an object"}
-
-def type_of(f):
-    """The type of a field's value if it is set: int for int | None"""
-    kind, *_ = get_args(f.type) or [f.type]
-    return kind
-
-def setting(default, low, high, text="", several=False):
-    """A field with the range of its value, low to high, and the help text of its flag.
-    Only numbers have a range.  If a field may be None, 0 means "not set" (see Settings).
-    several: the flag takes several values, and the field holds one per line"""
-    metadata = {"range": (low, high), "help": text, "several": several}
-    return field(default=default, metadata=metadata)
-
+# The numbers that shape a model, and five presets, from "small" to "xl".
 @dataclass(frozen=True)
 class Config(Settings):
     """Everything that shapes the model.  A checkpoint stores these fields and no others."""
@@ -339,35 +285,9 @@ PRESETS = {
     "xl": Config(n_embd=1536, n_head=24, n_kv_head=8, head_dim=64, n_layer=48, n_hidden=5120,
                  seq_len=1024, vocab_size=16_384),       # the size of GPT-2 XL, for a GPU
 }
-
-# ---- printed text
-def counted(n, noun):
-    """A number and its noun: 1 thread, 2,000 threads."""
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
-
-def print_table(title, rows):
-    """Prints a title and rows of (name, value).  `printable` keeps untrusted text, for example from
-    a checkpoint, from adding rows and from controlling the terminal."""
-    print(printable(title))
-    for name, value in rows:
-        print(f"  {name:<16} {printable(str(value))}")
-    print(flush=True)
-
-MOST_SILENT = 10     # seconds between printed lines, unless a step takes longer
-
-def with_progress(parts, what):
-    """Yields the parts, and about every MOST_SILENT seconds prints how many are done."""
-    printed = time.perf_counter()            # when the last line was printed
-    for i, part in enumerate(parts):
-        if time.perf_counter() - printed > MOST_SILENT:
-            printed = time.perf_counter()
-            print(f"{what}: {i:,} of {counted(len(parts), 'part')}", flush=True)
-        yield part
-
-# ==== 2 Memory ====
-# A model is one flat buffer of numbers, and a table that says which tensor lies where in it.
-# Initialization, weight decay and the names in a file are loops over this table.  A first reader
-# needs `param_table` and `act_shapes`, and may skip scratch memory, panels and alignment.
+# ==== 2 Parameters and activations ====
+# The parameters of a model are one flat buffer of numbers, and a table says which tensor lies where
+# in it.  Initialization, weight decay and the names in a file are loops over this table.
 class Tensor(NamedTuple):
     """A learned tensor: a row of the table."""
     name: str                # field of Params
@@ -376,7 +296,7 @@ class Tensor(NamedTuple):
                              # ones, or a bias, which starts as zeros
     each: str                # what the first axis counts: "layer", "head", or "" for neither
     packed: bool             # into panels, for matrix products (4.1)
-    optimizer: str           # in a run with Muon (6): muon, adamw, or adamw_embedding
+    optimizer: str           # in a run with Muon (16): muon, adamw, or adamw_embedding
     parts: list              # the matrices stacked in one layer or head, each as (rows, its name in
                              # a Llama, its name in GGUF)
     kind: str = "weight"     # the suffix of these names: weight or bias
@@ -436,20 +356,6 @@ def param_table(cfg):
 TABLE = param_table(PRESETS["small"])        # for properties that all models share
 Params = namedtuple("Params", [x.name for x in TABLE])
 
-def fields_where(chosen):
-    """The slice of Params' fields whose Tensors `chosen` selects; they are adjacent"""
-    at = [i for i, x in enumerate(TABLE) if chosen(x)]
-    return slice(at[0], at[-1] + 1)
-
-MATRICES = fields_where(lambda x: x.decays)
-VECTORS = fields_where(lambda x: not x.decays)           # gains of the norms, and biases
-PACKED = fields_where(lambda x: x.packed and x.each == "layer")
-
-def entries_where(cfg, chosen):
-    """The slice of the flat buffer with the Tensors that `chosen` selects; they are adjacent"""
-    tensors = [x for x in param_table(cfg) if chosen(x)]
-    return slice(tensors[0].start, tensors[-1].end)
-
 def slices(flat, shapes):
     """Consecutive views of one flat buffer, with these shapes.  They share its memory."""
     parts, start = [], 0
@@ -466,6 +372,14 @@ def views(flat, table):
 def n_params(cfg):
     return param_table(cfg)[-1].end
 
+def aligned(shape, dtype):
+    """Zeros that start on a 64-byte cache line, followed by TILE_BYTES of padding.  Products in
+    tiles (13) read whole vectors at the edge of a matrix, and so read past its end."""
+    n = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.zeros(64 + n + TILE_BYTES, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start:start + n].view(dtype).reshape(shape)
+
 def init_params(cfg, seed, dtype=np.float32):
     """A fresh flat parameter buffer: normal(0, std) matrices, unit gains, zero biases (GPT-2, 2.3).
     """
@@ -478,144 +392,54 @@ def init_params(cfg, seed, dtype=np.float32):
             view[...] = 0.0 if x.kind == "bias" else 1.0
     return flat
 
-# ---- the other memory of a training step
-# Named tuples of arrays.  Acts are activations, which forward keeps for backward, and Dacts are
-# gradients of activations.  LayerRows are some rows of one layer's activations (5).  Scratch is the
-# working memory of a thread.  Panels are the matrices, packed for products (4.1).  MuonScratch is
-# the working memory of a thread in Muon (6).
+# ---- activations
+# What the forward pass of one sequence computes is kept, because the backward pass needs it.
 Acts = namedtuple("Acts", "x attn_in attn_rstd qk qk_rstd qkv att lse mlp_in mlp_rstd gate_up "
                           "swiglu final_in final_rstd logits")
-LayerRows = namedtuple("LayerRows", "x x1 x2 attn_in attn_rstd qk qk_rstd qkv att mlp_in mlp_rstd "
-                                    "gate_up swiglu")
-Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm qkv_bias q_norm k_norm")
-Scratch = namedtuple("Scratch", "dnorm datt dswiglu scores dscores kt vt dy_panels x_panels")
-Panels = namedtuple("Panels", [x.name for x in TABLE if x.packed])
-MuonScratch = namedtuple("MuonScratch", "y other gram square like")
 
-# A run in bfloat16 stores the activations that enter matrix products in bfloat16, and also copies
-# of the matrices.  Gradients that enter products (of logits, x, qkv, P, S) stay float32, and
-# `matmul` rounds them when it reads them.  Parameters, moments, the residual stream, sums and
-# losses also stay float32.
-BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
-PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
-if not nanoeuler_parts:
-    del PRECISIONS["bf16"]
-
-# NARROW names the arrays that such a run stores as bfloat16.  PAIRED names the packed panels (4.1),
-# whose entries, in int32, are pairs of bfloat16 numbers.
-NARROW = {Acts: {"attn_in", "qk", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
-          Scratch: {"datt"}, MuonScratch: {"like"}}
-PAIRED = {Panels: set(Panels._fields), Scratch: {"kt", "vt", "dy_panels", "x_panels"}}
-
-def act_shapes(cfg, B, T):
-    """Shapes of the activations that backward reads.  The residual stream is kept as a
-    trajectory: x[b, i + 1] = x[b, i] + f_i(x[b, i]), i < 2L.
-    Two arrays are later overwritten with their own gradients: logits by the loss, also in a
-    validation, and gate_up by backward."""
+def act_shapes(cfg, T):
+    """Shapes of the activations of a sequence of T tokens.  The residual stream is kept as a
+    trajectory: x[i + 1] = x[i] + f_i(x[i]), i < 2L.
+    Two arrays are later overwritten with their own gradients: logits by `loss`, and gate_up by
+    `backward`."""
     size = dims_of(cfg)
     L, C, H, F = size.L, size.C, size.H, size.F
     heads = (H + size.G) * cfg.qk_norm       # number of heads of q and k that are normalized
-    return Acts(x=(B, 2 * L + 1, T, C),
-                attn_in=(B, L, T, C),        # rmsnorm(x), input of qkv
-                attn_rstd=(B, L, T),
-                qk=(B, L, T, heads * size.D),            # q and k before their norms (4.8)
-                qk_rstd=(B, L, T, heads),
-                qkv=(B, L, T, size.QKV),     # q and k are already rotated by RoPE
-                att=(B, L, T, size.HD),      # attention's output, input of attn_proj
-                lse=(B, L, H, T),            # log-sum-exp of each score row
-                mlp_in=(B, L, T, C),
-                mlp_rstd=(B, L, T),
-                gate_up=(B, L, T, 2 * F),    # backward overwrites it with its gradient
-                swiglu=(B, L, T, F),
-                final_in=(B, T, C),
-                final_rstd=(B, T),
-                logits=(B, size.P, T, size.V))       # the loss overwrites them with gradients
+    return Acts(x=(2 * L + 1, T, C),
+                attn_in=(L, T, C),           # rmsnorm(x), input of qkv
+                attn_rstd=(L, T),
+                qk=(L, T, heads * size.D),   # q and k before their norms (4.8)
+                qk_rstd=(L, T, heads),
+                qkv=(L, T, size.QKV),        # q and k are already rotated by RoPE
+                att=(L, T, size.HD),         # attention's output, input of attn_proj
+                lse=(L, H, T),               # log-sum-exp of each score row
+                mlp_in=(L, T, C),
+                mlp_rstd=(L, T),
+                gate_up=(L, T, 2 * F),
+                swiglu=(L, T, F),
+                final_in=(T, C),
+                final_rstd=(T,),
+                logits=(size.P, T, size.V))
 
-def dact_shapes(cfg, B, T):
-    """Shapes of the gradients that outlive one sequence's backward pass: x and qkv, which
-    `matrix_gradients` reads, and those of gains and biases, which `Model.run` adds up.  x is the
-    adjoint trajectory: d.x[b, i] = d.x[b, i + 1] + J_i^T d.x[b, i + 1], J_i = df_i/dx."""
-    a = act_shapes(cfg, B, T)
-    of_vectors = {x.name: (B, *x.shape) for x in param_table(cfg) if not x.decays}
-    return Dacts(x=a.x, qkv=a.qkv, **of_vectors)         # of gains and biases, per sequence
+# The gradients of activations.  x is the adjoint trajectory, d.x[i] = d.x[i + 1] + J_i^T d.x[i + 1]
+# with J_i = df_i/dx.  The others are overwritten in each layer.
+ActGrads = namedtuple("ActGrads", "x norm qkv att swiglu")
 
-def scratch_shapes(cfg, n, T, dtype):
-    """Shapes of the scratch memory of n threads, for one sequence each.  dnorm, datt and dswiglu
-    belong to the sequence: threads that share it use the arrays of the thread that began it."""
-    size, width = dims_of(cfg), tile_width(dtype)
-    panels, rows_of_D = -(-T // width), panel_rows(size.D, dtype)
-    rows_of_KC = panel_rows(KC, dtype)
-    longest = max(size.C, size.F, size.HD)   # row length of the widest matrix
-    return Scratch(dnorm=(n, T, size.C),     # gradient of an RMSNorm's output
-                   datt=(n, T, size.HD),     # gradient of attention's output
-                   dswiglu=(n, T, size.F),   # gradient of SwiGLU's output
-                   scores=(n, BR, T),        # S, then P, of a block of query rows
-                   dscores=(n, BR, T),       # dP, then dS
-                   kt=(n, panels, rows_of_D, width),         # K^T and V^T of a head, packed
-                   vt=(n, panels, rows_of_D, width),
-                   # operands of a weight gradient, packed
-                   dy_panels=(n, 1, rows_of_KC, DY_COLUMNS),
-                   x_panels=(n, -(-longest // width), rows_of_KC, width))
+def act_grad_shapes(cfg, T):
+    a = act_shapes(cfg, T)
+    return ActGrads(x=a.x,
+                    norm=a.final_in,         # gradient of an RMSNorm's output
+                    qkv=a.qkv[1:],           # of queries, keys and values
+                    att=a.att[1:],           # of attention's output
+                    swiglu=a.swiglu[1:])     # of SwiGLU's output
 
-def panel_shapes(cfg, dtype, transposed):
-    """Shapes of packed weights (4.1): W (N, K) is ceil(K / width) panels (N, width).
-    W^T, if transposed, is ceil(N / width) panels (K, width)."""
-    width, shapes = tile_width(dtype), {}
-    untied = replace(cfg, tie_embeddings=False)      # a tied head has its own panels, too
-    for x in param_table(untied):
-        if x.packed:
-            L, N, K = x.shape
-            rows, columns = (K, N) if transposed else (N, K)
-            shapes[x.name] = L, -(-columns // width), panel_rows(rows, dtype), width
-    return Panels(**shapes)
+def zeros(shapes, dtype):
+    """Arrays of these shapes, a named tuple like `shapes`"""
+    return type(shapes)(*(np.zeros(shape, dtype) for shape in shapes))
 
-def aligned(shape, dtype):
-    """Zeros that start on a 64-byte cache line, followed by padding of TILE_BYTES, a row of a tile.
-    At the edge of a matrix, `tile` reads whole vectors, and so reads past the end."""
-    n = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.zeros(64 + n + TILE_BYTES, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start:start + n].view(dtype).reshape(shape)
-
-def room_behind(x):
-    """Bytes from the end of x to the end of the array that owns its memory; `tile` may read them"""
-    whole = x
-    while isinstance(whole.base, np.ndarray):
-        whole = whole.base
-    return np.lib.array_utils.byte_bounds(whole)[1] - np.lib.array_utils.byte_bounds(x)[1]
-
-def parts_of(memory, shapes):
-    """Arrays of these shapes, each a view of the beginning of an array of `memory`.
-    `shapes` and `memory` are named tuples with the same fields."""
-    return type(shapes)(*(x.reshape(-1)[:math.prod(shape)].reshape(shape)
-                          for x, shape in zip(memory, shapes)))
-
-# ==== 3 Building blocks ====
-# This section defines what the kernels of section 4 share: bfloat16 storage, exp and silu.  A first
-# reader needs the table of functions, and may skip the rest.
+# ==== 3 Exponentials ====
+# Softmax, SwiGLU and the loss take an exponential of nearly every number, so it has to be fast.
 #
-# The inputs of products may be stored as bfloat16, the upper half of a float32, in a uint16.  This
-# halves their memory.  Products are up to twice as fast if the CPU supports bfloat16 products.
-# Kernels are written once for all types.  In float32 and float64, the following functions change no
-# number, and a reader may ignore them:
-#
-#     name                         float32, float64    bfloat16
-#     value(x)                     x                   the number that a stored x stands for
-#     rounded(x, a)                x                   x as the array a holds it
-#     narrowed(x, b)               x                   a copy of x, rounded for a product with b
-#     narrowed_transpose(x, b)     x.T                 a copy of x.T, rounded for a product with b
-#     panel_rows(K, dtype)         K                   K / 2: packed panels hold pairs of rows
-#
-# Of b only the dtype is read.  An x that is already rounded is returned as it is.
-# The matmul (4.1) calls `narrowed` for its left operand.  So forward and backward (section 5) do
-# not mention precision: the dtypes of their arrays decide it.
-BR = 32              # query rows that attention processes at once: their scores stay in L1
-KC = 64              # rows of a batch that a weight gradient sums in registers
-NB = 128             # rows of dW in one task of a weight gradient: they fit into L2
-COLUMNS = 16         # threads share columns in multiples of 16: a cache line of float32
-PACK_PARTS = 8       # number of tasks into which the packing of a matrix is divided
-
-# Cephes' expf splits x = n ln 2 + r, |r| <= ln 2 / 2, so that e^x = 2^n e^r.  A polynomial in r
 # gives e^r, and the exponent's bits give 2^n.  The relative error is 3e-7 on [-87, 88].  The
 # vectorized code takes 0.3 ns per number, a scalar libm call 1.7 ns.
 E0, E1, E2, E3, E4, E5 = map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3,
@@ -652,12 +476,1156 @@ def _silu(x):
     one = np.dtype(str(x)).type(1)
     return lambda x: x / (one + exp(-x))
 
-# ==== 4.1 Matmul ====
-# Every matrix product is a loop over tiles, and `plain_tile` shows a tile as plain loops.  A first
-# reader may skip all but `plain_tile`, `matmul`, `matmul_add` and `weight_gradient`.
+# ==== 4.1 Matrix products ====
+# Tour: docs/tour/04_softmax.md
+# A layer y = x W^T turns rows of K numbers into rows of N numbers.  Row n of W holds the K weights
+# of output n, so each y[t, n] is the dot product of two rows.  Nearly all of the time is spent
+# here; section 13 computes the same sums about twenty times as fast.
+@jit
+def matmul(y, x, w):
+    """y = x W^T     y (T, N), x (T, K), w (N, K)"""
+    for t in range(len(x)):
+        y_row, x_row = y[t], x[t]
+        for n in range(len(w)):
+            weights, total = w[n], y.dtype.type(0)
+            for k in range(x_row.size):
+                total += x_row[k] * weights[k]
+            y_row[n] = total
+
+@jit
+def matmul_add(y, base, x, w):
+    """y = base + x W^T: an Euler step, if base is the residual stream     base (T, N)"""
+    matmul(y, x, w)
+    for t in range(len(y)):
+        y_row, base_row = y[t], base[t]
+        for n in range(y_row.size):
+            y_row[n] += base_row[n]
+
+@jit
+def matmul_backward_add(dx, dw, dy, x, w):
+    """dx += dy W,   dw += dy^T x     dx, x (T, K), dw, w (N, K), dy (T, N)
+    y[t, n] = sum_k x[t, k] w[n, k].  So x[t, k] changes each y[t, n] by w[n, k], and w[n, k]
+    changes y[t, n] of every row t by x[t, k].  dw adds up all rows of all sequences."""
+    for t in range(len(x)):
+        dx_row, x_row = dx[t], x[t]
+        for n in range(len(w)):
+            slope, weights, dw_row = dy[t, n], w[n], dw[n]
+            for k in range(x_row.size):
+                dx_row[k] += slope * weights[k]
+                dw_row[k] += slope * x_row[k]
+
+@jit
+def matmul_backward(dx, dw, dy, x, w):
+    """dx = dy W,   dw += dy^T x     if x enters this product alone"""
+    dx[:] = 0
+    matmul_backward_add(dx, dw, dy, x, w)
+
+# ==== 4.2 Embedding ====
+# Tour: docs/tour/04_softmax.md
+# The forward pass copies the row of wte that belongs to a token.  The backward pass adds gradients
+# to the same row of dwte.
+@jit
+def embedding_forward(x, tokens, wte):
+    """x[t] = wte[tokens[t]]     x (T, C), tokens (T,) int32, wte (V, C)
+    Explained in docs/tour/04_softmax.md"""
+    for t in range(x.shape[0]):
+        row, entry = x[t], wte[tokens[t]]
+        for c in range(row.size):
+            row[c] = entry[c]
+
+@jit
+def embedding_backward(dwte, dx, tokens):
+    """dwte[tokens[t]] += dx[t]     dwte (V, C), dx (T, C), tokens (T,) int32"""
+    for t in range(len(tokens)):
+        row, entry = dx[t], dwte[tokens[t]]
+        for c in range(row.size):
+            entry[c] += row[c]
+
+# ==== 4.3 RMSNorm ====
+# Tour: docs/tour/05_rmsnorm.md
+# RMSNorm divides each row by its root mean square and multiplies it by a learned gain.
+@jit
+def rmsnorm_forward(y, rstd, x, gain, eps):
+    """y = gain * x * rstd,   rstd = 1 / sqrt(mean_c(x^2) + eps)      Zhang & Sennrich 2019, eq. 4
+    out: y (T, C), rstd (T,) kept for backward     in: x (T, C), gain (C,)
+    Explained in docs/tour/05_rmsnorm.md"""
+    T, C = x.shape
+    for t in range(T):
+        ss = 0.0             # float64: a long sum.  Each float32 term has a relative error <= 6e-8
+        for c in range(C):
+            ss += x[t, c] * x[t, c]
+        r = x.dtype.type(1.0 / math.sqrt(ss / C + eps))
+        rstd[t] = r
+        for c in range(C):
+            y[t, c] = rounded(gain[c] * x[t, c] * r, y)
+
+@jit
+def rmsnorm_backward(dx, dnext, dy, x, gain, rstd):
+    """u = x * rstd:   dx = dnext + rstd * (gain*dy - u * mean_c(gain*dy*u))
+    dx, dnext, dy, x (T, C), gain (C,), rstd (T,).  dnext is the gradient along the residual path:
+    the adjoint of x + f(x) is dnext + J^T dnext.  Derived in docs/tour/05_rmsnorm.md"""
+    T, C = x.shape
+    for t in range(T):
+        r, total = rstd[t], x.dtype.type(0)
+        for c in range(C):
+            total += gain[c] * dy[t, c] * x[t, c]
+        mean = x.dtype.type(total * r * r / C)           # mean_c(gain*dy*u) * rstd
+        for c in range(C):
+            dx[t, c] = dnext[t, c] + r * (gain[c] * dy[t, c] - x[t, c] * mean)
+
+@jit
+def add_gain_gradient(dgain, dy, x, rstd):
+    """dgain += sum_t dy*u, u = x * rstd     dgain (C,), dy, x (T, C), rstd (T,)"""
+    for t in range(len(rstd)):
+        r, dy_row, row = rstd[t], dy[t], x[t]
+        for c in range(dgain.size):
+            dgain[c] += dy_row[c] * row[c] * r
+
+# ==== 4.4 RoPE ====
+# Tour: docs/tour/06_attention.md
+# RoPE encodes the position of a token: it rotates pairs of entries of q and k by angles that grow
+# with the position.  `kept_of_frequency` matters only for models that were stretched to a longer
+# context.
+def rope_frequency(cfg):
+    """theta^(-2i / D), (D / 2,): the angle between two tokens, before scaling"""
+    return cfg.rope_theta ** (-np.arange(0, cfg.head_dim, 2) / cfg.head_dim)
+
+def kept_of_frequency(cfg, frequency):
+    """RoPE scaling stretches a model that was trained with rope_original tokens to a longer
+    context.  It divides low frequencies by rope_factor and keeps high ones, which tell neighbours
+    apart.  Returns the kept part of each frequency (D / 2,), from 0 for divided to 1 for
+    unchanged.
+        linear      all are divided                                     Chen et al. 2023
+        llama3      by the number of turns in rope_original tokens: below rope_low divided, above
+                    rope_high kept, a straight line between             Llama Team 2024
+        yarn        a straight line over the pairs i, from the pair with rope_high turns to the one
+                    with rope_low; cos and sin are multiplied by rope_attention     Peng et al. 2023
+    """
+    D, low, high = cfg.head_dim, cfg.rope_low, cfg.rope_high
+    if cfg.rope_scaling == "linear":
+        return np.zeros(D // 2)
+    if cfg.rope_scaling == "llama3":
+        turns = cfg.rope_original * frequency / (2 * math.pi)
+        return ((turns - low) / (high - low)).clip(0, 1)
+
+    def pair_with(turns):
+        """The i, a real number, where rope_original * theta^(-2i / D) / 2 pi = turns"""
+        return D * math.log(cfg.rope_original / (2 * math.pi * turns), cfg.rope_theta) / 2
+
+    first = max(0, math.floor(pair_with(high)))
+    last = min(D - 1, math.ceil(pair_with(low)))
+    divided = (np.arange(D // 2) - first) / max(0.001, last - first)
+    return 1 - divided.clip(0, 1)
+
+def rope_table(cfg, dtype):
+    """cos and sin (seq_len, D / 2) of t * theta^(-2i / D)      Su et al. 2021, 3.2.2"""
+    frequency = rope_frequency(cfg)
+    if cfg.rope_scaling:
+        kept = kept_of_frequency(cfg, frequency)
+        frequency = kept * frequency + (1 - kept) * frequency / cfg.rope_factor
+    angle, scale = np.outer(np.arange(cfg.seq_len), frequency), cfg.rope_attention
+    return (scale * np.cos(angle)).astype(dtype), (scale * np.sin(angle)).astype(dtype)
+
+@jit
+def rope(qkv, cos, sin, n_heads, sign):
+    """Rotates pair (i, i + D/2) of the first n_heads heads of row t by sign * angle[t, i], in place
+    qkv (T, QKV), cos, sin (T, D / 2).  With n_heads = H + G, q and k are rotated and v is not.  The
+    backward pass rotates their gradients back, with sign = -1.
+    Explained in docs/tour/06_attention.md"""
+    half = cos.shape[1]
+    for t in range(qkv.shape[0]):
+        row, cos_t, sin_t = qkv[t], cos[t], sin[t]
+        for h in range(n_heads):
+            lo = row[2 * h * half:(2 * h + 1) * half]
+            hi = row[(2 * h + 1) * half:(2 * h + 2) * half]
+            for i in range(half):
+                x, y, sine = value(lo[i]), value(hi[i]), sign * sin_t[i]
+                lo[i] = rounded(x * cos_t[i] - y * sine, lo)
+                hi[i] = rounded(y * cos_t[i] + x * sine, hi)
+
+# ==== 4.5 Attention ====
+# Tour: docs/tour/06_attention.md
+# Each token t asks a question, its query, and every token j up to t offers a key and a value.  The
+# score of j is the dot product of query and key.  softmax turns the scores of row t into
+# probabilities, and the output is the mean of the values, weighted by them.  There are H query
+# heads, and H / G of them share a key/value head (grouped-query attention).
+@jit
+def columns_of_head(h, H, G, D):
+    """The first columns of query head h, and of the key and value that it reads, in a row of qkv"""
+    g = h * G // H
+    return h * D, (H + g) * D, (H + G + g) * D
+
+@jit
+def attention_forward(o, lse, qkv, t0, H, G, D, window):
+    """o[t] = sum_j p[j] v[j],   p = softmax_j(q[t] k[j] / sqrt(D)),   t - window < j <= t
+    of each head, for tokens t from t0 on      Vaswani et al. 2017, eq. 1; Ainslie et al. 2023
+    out: o (T, HD), lse (H, T), the log of each softmax's denominator, kept for backward
+    in: qkv (T, QKV): the queries of all heads, then the keys, then the values
+    Explained in docs/tour/06_attention.md"""
+    T, number = len(qkv), qkv.dtype.type
+    scale, p = number(1 / math.sqrt(D)), np.empty(T, qkv.dtype)
+    for h in range(H):
+        q, k, v = columns_of_head(h, H, G, D)
+        for t in range(t0, T):
+            first = max(0, t + 1 - window)
+            query, most = qkv[t, q:q + D], number(-np.inf)
+            for j in range(first, t + 1):
+                key, score = qkv[j, k:k + D], number(0)
+                for i in range(D):
+                    score += query[i] * key[i]
+                p[j] = score * scale
+                most = larger(p[j], most)
+            total = number(0)
+            for j in range(first, t + 1):    # e^(score - most) does not overflow
+                p[j] = exp(p[j] - most)
+                total += p[j]
+            lse[h, t] = most + number(math.log(total))
+            out = o[t, q:q + D]
+            out[:] = 0
+            for j in range(first, t + 1):
+                value_row, weight = qkv[j, v:v + D], p[j] / total
+                for i in range(D):
+                    out[i] += weight * value_row[i]
+
+@jit
+def attention_backward(dqkv, do, o, lse, qkv, H, G, D, window):
+    """Row t of a head, with p[j] = e^(s[j] - lse[t]) and s[j] = q[t] k[j] / sqrt(D):
+    dp[j] = do[t] v[j],   ds[j] = p[j] (dp[j] - sum_i p[i] dp[i]) / sqrt(D)
+    dq[t] += ds[j] k[j],   dk[j] += ds[j] q[t],   dv[j] += p[j] do[t]
+    The sum over i is do[t] o[t], because o[t] = sum_i p[i] v[i]      Dao et al. 2022, B.4
+    out: dqkv (T, QKV)     in: do, o (T, HD), lse (H, T), qkv (T, QKV)"""
+    T, number = len(qkv), qkv.dtype.type
+    scale = number(1 / math.sqrt(D))
+    dqkv[:] = 0
+    for h in range(H):
+        q, k, v = columns_of_head(h, H, G, D)
+        for t in range(T):
+            query, dquery = qkv[t, q:q + D], dqkv[t, q:q + D]
+            dout, out, mean = do[t, q:q + D], o[t, q:q + D], number(0)
+            for i in range(D):
+                mean += dout[i] * out[i]     # sum_j p[j] dp[j]
+            for j in range(max(0, t + 1 - window), t + 1):
+                key, value_row = qkv[j, k:k + D], qkv[j, v:v + D]
+                dkey, dvalue = dqkv[j, k:k + D], dqkv[j, v:v + D]
+                score, dp = number(0), number(0)
+                for i in range(D):
+                    score += query[i] * key[i]
+                    dp += dout[i] * value_row[i]
+                p = exp(score * scale - lse[h, t])
+                ds = p * (dp - mean) * scale
+                for i in range(D):
+                    dquery[i] += ds * key[i]
+                    dkey[i] += ds * query[i]
+                    dvalue[i] += p * dout[i]
+
+# ==== 4.6 SwiGLU ====
+# Tour: docs/tour/07_euler.md
+# SwiGLU is the nonlinearity of the second half of a layer, between the products gate_up and down.
+@jit
+def swiglu_forward(y, gate_up):
+    """y = silu(gate) * up,   silu(z) = z / (1 + e^-z)      Shazeer 2020, eq. 6
+    out: y (T, F)     in: gate_up (T, 2F), gate first
+    Explained in docs/tour/07_euler.md, its gradient in 08_backward.md"""
+    T, F = y.shape
+    for t in range(T):
+        row, gate, up = y[t], gate_up[t, :F], gate_up[t, F:]
+        for f in range(F):
+            row[f] = rounded(silu(value(gate[f])) * value(up[f]), row)
+
+@jit
+def swiglu_backward(gate_up, dy):
+    """sigma = 1 / (1 + e^-gate):   dgate = dy * up * sigma * (1 + gate * (1 - sigma)),
+    dup = dy * gate * sigma
+    in place: gate_up (T, 2F) becomes dgate, dup     in: dy (T, F)"""
+    (T, F), one = dy.shape, dy.dtype.type(1)
+    for t in range(T):
+        row, gate, up = dy[t], gate_up[t, :F], gate_up[t, F:]
+        for f in range(F):
+            z, u = value(gate[f]), value(up[f])
+            sigma = one / (one + exp(-z))
+            gate[f] = rounded(row[f] * u * sigma * (one + z * (one - sigma)), gate)
+            up[f] = rounded(row[f] * z * sigma, up)
+
+# ==== 4.7 Cross-entropy ====
+# Tour: docs/tour/04_softmax.md
+# One kernel computes the loss of each token and replaces the logits by their gradients.  A target
+# of -1 marks a position without a loss.
+@jit
+def row_max(row):
+    """max_j row[j], or NaN if the row contains one"""
+    m = row[0]
+    for j in range(1, row.size):
+        m = larger(m, row[j])
+    return m
+
+@jit
+def cross_entropy(nll, logits, targets, weight):
+    """nll[t] = -log softmax(logits[t])[targets[t]], nats, or 0 where the target is -1
+    out: nll (T,) float64
+    in: targets (T,) int32
+    in place: logits (T, V) become weight * (softmax - onehot), zero rows where the target is -1
+    Derived in docs/tour/04_softmax.md"""
+    T, V = logits.shape
+    scale = logits.dtype.type(weight)
+    for t in range(T):
+        row, y, total = logits[t], targets[t], logits.dtype.type(0)
+        if y < 0:
+            nll[t] = 0
+            row[:] = 0
+            continue
+        most, of_target = row_max(row), row[y]
+        for v in range(V):
+            row[v] = exp(row[v] - most)
+            total += row[v]
+        nll[t] = most - of_target + math.log(total)
+        norm = scale / total
+        for v in range(V):
+            row[v] *= norm
+        row[y] -= scale
+
+# ==== 4.8 Biases and norms of q and k ====
+# Qwen2 adds biases to q, k and v.  Qwen3 normalizes each head of q and k.  The presets of section 1
+# have neither, so this section may wait until such a model is imported.
+@jit
+def add_bias(qkv, bias):
+    """qkv (T, QKV) += bias (QKV,)      Qwen2 (Yang et al. 2024)"""
+    for t in range(len(qkv)):
+        row = qkv[t]
+        for c in range(bias.size):
+            row[c] = rounded(value(row[c]) + bias[c], row)
+
+@jit
+def add_bias_gradient(dbias, dqkv):
+    """dbias += sum_t dqkv     dbias (QKV,), dqkv (T, QKV)"""
+    for t in range(len(dqkv)):
+        row = dqkv[t]
+        for c in range(dbias.size):
+            dbias[c] += row[c]
+
+@jit
+def head_norm_forward(qkv, rstd, q_gain, k_gain, eps):
+    """RMSNorm of each head of q and k, before RoPE:      Qwen3 (Yang et al. 2025)
+    y = gain * x * rstd,   rstd = 1 / sqrt(mean_i(x^2) + eps), the mean over the D entries of a head
+    in place: qkv (T, QKV)     out: rstd (T, H + G) for backward     in: q_gain, k_gain (D,)"""
+    D, heads = q_gain.size, rstd.shape[1]    # QKV = (H + 2 G) D, so H = 2 heads - QKV / D
+    H = 2 * heads - qkv.shape[1] // D
+    for t in range(len(qkv)):
+        for h in range(heads):
+            x, gain, ss = qkv[t, h * D:h * D + D], q_gain if h < H else k_gain, 0.0
+            for i in range(D):
+                ss += value(x[i]) * value(x[i])
+            r = rstd.dtype.type(1.0 / math.sqrt(ss / D + eps))
+            rstd[t, h] = r
+            for i in range(D):
+                x[i] = rounded(gain[i] * value(x[i]) * r, x)
+
+@jit
+def head_norm_backward(dqkv, qk, rstd, q_gain, k_gain):
+    """u = x * rstd:   dx = rstd * (gain*dy - u * mean_i(gain*dy*u)), as in `rmsnorm_backward`
+    in place: dqkv (T, QKV), dy becomes dx     in: qk (T, (H + G) D), the heads before their norm
+    """
+    D, heads = q_gain.size, rstd.shape[1]
+    H = 2 * heads - dqkv.shape[1] // D
+    for t in range(len(dqkv)):
+        for h in range(heads):
+            dy, x = dqkv[t, h * D:h * D + D], qk[t, h * D:h * D + D]
+            gain = q_gain if h < H else k_gain
+            r, total = rstd[t, h], dqkv.dtype.type(0)
+            for i in range(D):
+                total += gain[i] * dy[i] * value(x[i])
+            mean = dqkv.dtype.type(total * r * r / D)    # mean_i(gain*dy*u) * rstd
+            for i in range(D):
+                dy[i] = r * (gain[i] * dy[i] - value(x[i]) * mean)
+
+@jit
+def add_head_gain_gradients(dq_gain, dk_gain, dqkv, qk, rstd, H):
+    """dgain += sum_t sum_h dy*u, u = x * rstd, over the query heads and over the key heads
+    dq_gain, dk_gain (D,)     dqkv (T, QKV) holds dy, qk (T, (H + G) D) holds x"""
+    D = dq_gain.size
+    for t in range(len(dqkv)):
+        for h in range(rstd.shape[1]):
+            r, dy, x = rstd[t, h], dqkv[t, h * D:h * D + D], qk[t, h * D:h * D + D]
+            dgain = dq_gain if h < H else dk_gain
+            for i in range(D):
+                dgain[i] += dy[i] * value(x[i]) * r
+
+# ==== 5 Model ====
+# Tour: docs/tour/07_euler.md (forward) and 08_backward.md
+# Forward pass, loss and backward pass of one sequence, from the ops of section 4.
+Constants = namedtuple("Constants", "L P H G D window eps cos sin")      # the same for every pass
+
+def constants_of(cfg, dtype):
+    return Constants(cfg.n_layer, cfg.n_mtp, cfg.n_head, cfg.n_kv_head, cfg.head_dim,
+                     cfg.window or cfg.seq_len, cfg.norm_eps, *rope_table(cfg, dtype))
+
+@jit
+def head_of(k, p, c):
+    """The matrix (V, C) of output head k.  If the embedding is tied, wte is head 0 and lm_head
+    begins with head 1.     p: the parameters, or their gradients"""
+    tied = c.P - len(p.lm_head)
+    return p.wte if k < tied else p.lm_head[k - tied]
+
+@jit
+def forward(tokens, t0, outputs, p, a, c):
+    """Computes the activations of the tokens from t0 on, up to the logits a.logits (P, T, V) of
+    heads 0 to outputs - 1.     tokens (T,) int32, p Params, a Acts, c Constants
+    Training begins at t0 = 0.  A text that grows by a token is computed for that token alone: no
+    token reads a later one, so all activations before t0 stay as they are.  What the new tokens
+    read of them are keys and values, in a.qkv: the KV cache.
+
+    Each layer is two Euler steps: x += attention(rmsnorm(x)), then x += swiglu(rmsnorm(x))."""
+    H, G, D, T = c.H, c.G, c.D, len(tokens)
+    new = slice(t0, T)
+    embedding_forward(a.x[0, new], tokens[new], p.wte)
+    for l in range(c.L):
+        x, x1, x2 = a.x[2 * l, new], a.x[2 * l + 1, new], a.x[2 * l + 2, new]
+
+        attn_in, qkv = a.attn_in[l, new], a.qkv[l, new]
+        rmsnorm_forward(attn_in, a.attn_rstd[l, new], x, p.attn_norm[l], c.eps)
+        matmul(qkv, attn_in, p.qkv[l])
+        if p.qkv_bias.size:                  # biases and norms of q and k: 4.8
+            add_bias(qkv, p.qkv_bias[l])
+        if p.q_norm.size:
+            a.qk[l, new] = qkv[:, :(H + G) * D]
+            head_norm_forward(qkv, a.qk_rstd[l, new], p.q_norm[l], p.k_norm[l], c.eps)
+        rope(qkv, c.cos[new], c.sin[new], H + G, c.cos.dtype.type(1))
+        attention_forward(a.att[l, :T], a.lse[l], a.qkv[l, :T], t0, H, G, D, c.window)
+        matmul_add(x1, x, a.att[l, new], p.attn_proj[l])
+
+        mlp_in, gate_up, swiglu = a.mlp_in[l, new], a.gate_up[l, new], a.swiglu[l, new]
+        rmsnorm_forward(mlp_in, a.mlp_rstd[l, new], x1, p.mlp_norm[l], c.eps)
+        matmul(gate_up, mlp_in, p.gate_up[l])
+        swiglu_forward(swiglu, gate_up)
+        matmul_add(x2, x1, swiglu, p.down[l])
+    x, final_in = a.x[2 * c.L, new], a.final_in[new]
+    rmsnorm_forward(final_in, a.final_rstd[new], x, p.final_norm, c.eps)
+    for k in range(outputs):
+        matmul(a.logits[k, new], final_in, head_of(k, p, c))
+
+@jit
+def loss(nll, targets, weight, a):
+    """nll (P, T): the cross-entropy of each head at each position, in nats.  Replaces the logits by
+    their gradients, those of sum_k weight[k] * sum_t nll[k, t].     targets (P, T), weight (P,)"""
+    for k in range(len(nll)):
+        cross_entropy(nll[k], a.logits[k], targets[k], weight[k])
+
+@jit
+def backward(tokens, outputs, p, g, a, d, c):
+    """Adds the gradients of all parameters to g, and writes the adjoint trajectory d.x[2L..0].
+    It runs through `forward` in reverse: each op turns the gradient of its output into the
+    gradients of its inputs.  `loss` has replaced a.logits by their gradients; swiglu_backward
+    does the same to a.gate_up.     g Params, d ActGrads"""
+    H, G, D, L = c.H, c.G, c.D, c.L
+    dlogits, dgate_up = a.logits, a.gate_up
+    d.norm[:] = 0
+    for k in range(outputs):                 # the heads share their input
+        matmul_backward_add(d.norm, head_of(k, g, c), dlogits[k], a.final_in, head_of(k, p, c))
+    d.x[2 * L] = 0                           # the residual path ends here
+    rmsnorm_backward(d.x[2 * L], d.x[2 * L], d.norm, a.x[2 * L], p.final_norm, a.final_rstd)
+    add_gain_gradient(g.final_norm, d.norm, a.x[2 * L], a.final_rstd)
+    for l in range(L - 1, -1, -1):
+        x, x1 = a.x[2 * l], a.x[2 * l + 1]
+        dx, dx1, dx2 = d.x[2 * l], d.x[2 * l + 1], d.x[2 * l + 2]
+
+        # x2 = x1 + swiglu(rmsnorm(x1)): dx2 goes through the branch, and directly to dx1
+        matmul_backward(d.swiglu, g.down[l], dx2, a.swiglu[l], p.down[l])
+        swiglu_backward(a.gate_up[l], d.swiglu)
+        matmul_backward(d.norm, g.gate_up[l], dgate_up[l], a.mlp_in[l], p.gate_up[l])
+        rmsnorm_backward(dx1, dx2, d.norm, x1, p.mlp_norm[l], a.mlp_rstd[l])
+        add_gain_gradient(g.mlp_norm[l], d.norm, x1, a.mlp_rstd[l])
+
+        # x1 = x + attention(rmsnorm(x)): the same for dx1 and dx
+        matmul_backward(d.att, g.attn_proj[l], dx1, a.att[l], p.attn_proj[l])
+        attention_backward(d.qkv, d.att, a.att[l], a.lse[l], a.qkv[l], H, G, D, c.window)
+        rope(d.qkv, c.cos, c.sin, H + G, c.cos.dtype.type(-1))
+        if p.q_norm.size:
+            add_head_gain_gradients(g.q_norm[l], g.k_norm[l], d.qkv, a.qk[l], a.qk_rstd[l], H)
+            head_norm_backward(d.qkv, a.qk[l], a.qk_rstd[l], p.q_norm[l], p.k_norm[l])
+        if p.qkv_bias.size:
+            add_bias_gradient(g.qkv_bias[l], d.qkv)
+        matmul_backward(d.norm, g.qkv[l], d.qkv, a.attn_in[l], p.qkv[l])
+        rmsnorm_backward(dx, dx1, d.norm, x, p.attn_norm[l], a.attn_rstd[l])
+        add_gain_gradient(g.attn_norm[l], d.norm, x, a.attn_rstd[l])
+    embedding_backward(g.wte, d.x[0], tokens)
+
+def check_ids(tokens, cfg):
+    """Kernels do not check the bounds of arrays, so ids are checked before."""
+    need(0 <= tokens.min() and tokens.max() < cfg.vocab_size,
+         f"expected token ids from 0 to {cfg.vocab_size - 1}, found {tokens.min()} to "
+         f"{tokens.max()}")
+
+# ==== 6 Generation ====
+# Tour: docs/tour/01_talk.md, and 10_answers.md for the KV cache
+# The model gives the logits of the token that follows a text.  `sample` picks a token, and
+# `generate` appends it to the text, again and again.
+def largest_mask(x, n):
+    """A mask of the n largest numbers of x; among equal numbers the first ones win."""
+    least = np.partition(x, len(x) - n)[len(x) - n]
+    chosen = x > least
+    chosen[np.flatnonzero(x == least)[:n - np.count_nonzero(chosen)]] = True
+    return chosen
+
+def sample(logits, rng, o):
+    """Samples an id from softmax(logits / temperature), restricted by top-k, top-p and min-p.
+    logits (V,); o: a Sampling, below, of which temperature, top_k, top_p and min_p are used.  Each
+    restriction is applied to the probabilities of all tokens, and the strictest one decides."""
+    best = int(np.argmax(logits))            # argmax finds the first NaN, if there is one
+    need(logits[best] != -math.inf, "no token may follow here: JSON mode allows none of the "
+         "model's tokens; use another schema")
+    if not math.isfinite(logits[best]):
+        raise UserError(f"the logit of token {best} is {logits[best]}, expected a finite number; "
+                        f"the model's weights are too large: use another checkpoint")
+    if o.temperature == 0:
+        return best
+    z = logits.astype(np.float64)
+    odds = np.exp((z - z[best]) / max(o.temperature, 1e-99))         # 1 for the most probable token
+    n = min(o.top_k or len(odds), len(odds))
+    if o.top_p < 1:                          # the fewest whose sum reaches top_p of the total
+        total = np.sort(odds)[::-1].cumsum()
+        n = min(n, 1 + int(np.searchsorted(total, o.top_p * total[-1])))
+    if n < len(odds):
+        odds[~largest_mask(odds, n)] = 0
+    odds[odds < o.min_p] = 0
+    total = odds.cumsum()
+    return int(np.searchsorted(total, rng.random() * total[-1], side="right"))
+
+NO_TOKEN = ("the prompt has no tokens: it is empty, or the tokenizer knows none of its bytes; use "
+            "another prompt")
+
+def generate(decoder, prompt, n, rng, sampling, end=None):
+    """Yields up to n tokens that continue the prompt's ids.  The id `end` ends the text and is not
+    yielded.  rng: its method random() returns numbers from [0, 1).  sampling: see `sample`.
+    A `Reply` (18) has the same tokens, faster, and adds penalties, stop texts and draft tokens."""
+    need(len(prompt), NO_TOKEN)
+    ids = prompt
+    for _ in range(n):
+        logits = decoder.step(*ids)          # of the token that follows all ids so far, (V,)
+        token = sample(logits, rng, sampling)
+        if token == end:
+            return
+        yield token
+        ids = [token]
+
+class PlainDecoder:
+    """Reads a text token by token.  `forward` computes the new tokens alone."""
+
+    def __init__(self, cfg, flat):
+        """flat (N,): the parameters, in the order of `param_table`"""
+        self.cfg, self.p = cfg, views(flat, param_table(cfg))
+        self.tokens, self.n = np.zeros(cfg.seq_len, np.int32), 0     # n: tokens so far
+        self.a = zeros(act_shapes(replace(cfg, n_mtp=1), cfg.seq_len), flat.dtype)
+        self.constants = constants_of(cfg, flat.dtype)
+
+    def step(self, *ids):
+        """Appends these tokens, and returns the logits (V,) of the token that follows them."""
+        start, end = self.n, self.n + len(ids)
+        need(end <= self.cfg.seq_len, f"this model reads up to {self.cfg.seq_len} tokens, and the "
+             f"text has more")
+        self.tokens[start:end] = ids
+        check_ids(self.tokens[:end], self.cfg)
+        forward(self.tokens[:end], start, 1, self.p, self.a, self.constants)
+        self.n = end
+        return self.a.logits[0, end - 1]
+
+# ==== 7 Optimizer ====
+# Tour: docs/tour/09_training.md
+# The schedule of the learning rate, gradient clipping, and AdamW.
+def lr_at(step, n_steps, lr, warmup, floor, cooldown=0.0):
+    """Linear warm-up over `warmup` steps, then a half cosine from lr to floor * lr at n_steps.
+    With a cooldown, the rate is constant after the warm-up, and falls linearly in this last
+    fraction of the steps.
+    An infinite n_steps means that the run is not planned yet: the rate then stays at lr."""
+    if step < warmup:
+        return lr * (step + 1) / warmup
+    x = min(1.0, (step - warmup) / max(1, n_steps - warmup))
+    share = min(1.0, (1 - x) / cooldown) if cooldown else 0.5 * (1 + math.cos(math.pi * x))
+    return lr * (floor + (1 - floor) * share)
+
+# ---- AdamW
+# The last four fields are for runs with Muon (16).  muon_lr = 0 means that AdamW updates all
+# tensors; then the other three are unused.
+Hyper = namedtuple("Hyper", "lr beta1 beta2 eps weight_decay clip correct1 correct2 muon_lr "
+                            "momentum newton_schulz embedding_lr", defaults=(0.0, 0.0, 0.0, 1.0))
+
+MUON_SETTINGS = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
+
+def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, **muon_settings):
+    """The settings of step t = 1, 2, ..., all floats.     correct1, correct2 = 1 - beta^t
+    m and v begin at zero, so the weights of the gradients in them sum to 1 - beta^t, not to 1.
+    muon_settings: the fields in MUON_SETTINGS; without them AdamW updates all tensors"""
+    settings = dict(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, clip=clip,
+                    correct1=1 - beta1 ** t, correct2=1 - beta2 ** t, **muon_settings)
+    return Hyper(**{name: float(x) for name, x in settings.items()})
+
+@jit_parallel
+def gradient_norm(g):
+    """|g|     g (N,)"""
+    N = g.size
+    blocks = 256                             # fixed: sums do not depend on the number of threads
+    squares = np.empty(blocks)               # np.zeros would become another parallel loop
+    for i in prange(blocks):
+        part = g[i * N // blocks:(i + 1) * N // blocks]
+        ss = 0.0             # float64: a long sum; float32 terms have a relative error <= 6e-8
+        for j in range(part.size):
+            ss += part[j] * part[j]
+        if math.isinf(ss):                   # the square of a float32 above 2e19 overflows
+            ss = 0.0
+            for j in range(part.size):
+                ss += np.float64(part[j]) * np.float64(part[j])
+        squares[i] = ss
+    total = 0.0
+    for i in range(blocks):                  # Numba would run .sum() in parallel, in another order
+        total += squares[i]
+    return math.sqrt(total)
+
+def clipping(norm, hyper):
+    """The factor that clips a gradient of this norm to hyper.clip."""
+    return min(1.0, hyper.clip / (norm + 1e-30))
+
+@jit_parallel
+def adamw_update(p, g, m, v, n_decay, hyper, scale):
+    """g *= scale,   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
+    p -= lr (m' / (sqrt(v') + eps) + weight_decay p),   m' = m / correct1,   v' = v / correct2
+    Loshchilov & Hutter 2019, algorithm 2; explained in docs/tour/09_training.md.  weight_decay acts
+    on the first n_decay entries.  Sets g to zero for the next step.
+    p, g, m, v (N,), hyper a Hyper"""
+    N = p.size
+    blocks = 256
+    dtype = p.dtype.type
+    scale = dtype(scale)
+    rate, eps = dtype(hyper.lr / hyper.correct1), dtype(hyper.eps)
+    unbias = dtype(hyper.correct2 ** -0.5)               # sqrt(v') = sqrt(v) * unbias
+    old1, new1 = dtype(hyper.beta1), dtype(1 - hyper.beta1)
+    old2, new2 = dtype(hyper.beta2), dtype(1 - hyper.beta2)
+    for i in prange(blocks):
+        start, end = i * N // blocks, (i + 1) * N // blocks
+        middle = min(max(n_decay, start), end)           # end of the matrices in this block
+        matrices = start, middle, hyper.lr * hyper.weight_decay
+        gains = middle, end, 0.0
+        for n0, n1, decay in (matrices, gains):
+            ps, gs, ms, vs = p[n0:n1], g[n0:n1], m[n0:n1], v[n0:n1]
+            keep = dtype(1 - decay)
+            for j in range(ps.size):
+                x = gs[j] * scale
+                ms[j] = old1 * ms[j] + new1 * x
+                vs[j] = old2 * vs[j] + new2 * x * x
+                ps[j] = keep * ps[j] - rate * ms[j] / (math.sqrt(vs[j]) * unbias + eps)
+                gs[j] = 0
+
+def adamw(p, g, m, v, n_decay, hyper):
+    """Clips g to the norm hyper.clip, then runs `adamw_update`.  Returns |g| before clipping.  If
+    |g| is not finite, nothing changes."""
+    norm = gradient_norm(g)
+    if math.isfinite(norm):
+        adamw_update(p, g, m, v, n_decay, hyper, clipping(norm, hyper))
+    return norm
+
+# ==== 8 Batches ====
+# Tour: docs/tour/09_training.md
+# `Batches` cuts a text into windows of T tokens.  The targets of a window are the same tokens,
+# shifted by one for head 0, by two for head 1, and so on.
+def targets_of(rows, P):
+    """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
+    T = rows.shape[1] - P
+    return np.stack([rows[:, 1 + k:1 + k + T] for k in range(P)])
+
+def windows(tokens, starts, T, P):
+    """tokens (B, T), targets (P, B, T) of the windows that begin at `starts`, int32
+    Past the end of the text, targets are -1 and tokens are 0."""
+    rows = np.full((len(starts), T + P), -1, np.int32)
+    for row, start in zip(rows, starts, strict=True):
+        piece = tokens[start:start + T + P]
+        row[:len(piece)] = piece
+    return np.maximum(rows[:, :T], 0), targets_of(rows, P)
+
+class Epochs:
+    """Endless epochs.  Each epoch has its own permutation of range(n).
+    Entry i lies in epoch i // n, and (seed, epoch) determines the phase and the permutation.  So
+    entry i depends on (seed, i) alone, and the data cursor of a checkpoint is just the step."""
+
+    def __init__(self, n, T, seed):
+        self.n, self.T, self.seed, self.epoch = n, T, seed, None
+
+    def entry(self, i):
+        """(epoch, index < n, phase of the epoch, 0 <= phase < T)"""
+        epoch, j = divmod(i, self.n)
+        if epoch != self.epoch:              # keep only the permutation of one epoch
+            rng = np.random.default_rng((self.seed, epoch))
+            self.phase = rng.integers(self.T)
+            self.order = rng.permutation(self.n)
+            self.epoch = epoch
+        return epoch, self.order[j], self.phase
+
+    def n_read(self, i, B):
+        """The number of tokens in rows i to i + B of the run.  Windows have no padding."""
+        return B * self.T
+
+class Batches(Epochs):
+    """Adjacent windows of T tokens.  The first window begins at the phase of the epoch, so each
+    epoch cuts the text at other places."""
+
+    def __init__(self, tokens, T, P, seed):
+        super().__init__(len(tokens) // T - 1, T, seed)
+        shorter = f", or --seq-len {len(tokens) // 2}" if len(tokens) >= 32 else ""
+        need(self.n > 0, f"expected {2 * T:,} training tokens or more, two windows of {T}, found "
+             f"{len(tokens):,}; use a longer text with --data{shorter}")
+        self.tokens, self.P = tokens, P
+
+    def take(self, i, B):
+        """tokens (B, T), targets (P, B, T): windows i to i + B of the run."""
+        entries = [self.entry(j) for j in range(i, i + B)]
+        starts = [window * self.T + phase for _, window, phase in entries]
+        return windows(self.tokens, starts, self.T, self.P)
+
+# ==== 9 Training ====
+# Tour: docs/tour/09_training.md
+# The loss is a mean over targets, `PlainModel` computes its gradient, and `train` is the loop.
+def loss_weights(targets, mtp_weight):
+    """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
+    CE_k is the mean over the valid targets (not -1) of the whole step, across all micro-batches.
+    targets (P, ...) -> (P,)"""
+    P = len(targets)
+    count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
+    of_heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
+    return np.array(of_heads) / count
+
+class PlainModel:
+    """A model and its gradients, on one thread, one sequence after another.  It computes in the
+    dtype of its parameters: float32 to train, float64 to check gradients."""
+
+    def __init__(self, cfg, flat):
+        """flat (N,): the parameters, in the order of `param_table`"""
+        table = param_table(cfg)
+        self.cfg, self.flat, self.g_flat = cfg, flat, np.zeros_like(flat)
+        self.p, self.g = views(flat, table), views(self.g_flat, table)
+        self.m, self.v = np.zeros((2, flat.size), flat.dtype)        # AdamW's moments (7)
+        self.n_decay = sum(math.prod(x.shape) for x in table if x.decays)
+        self.ce = np.zeros(cfg.n_mtp)        # summed cross-entropy of each head since `update`
+        self.constants = constants_of(cfg, flat.dtype)
+
+    def run(self, tokens, targets, weight, outputs, with_gradient):
+        """Cross-entropies (B, outputs) in nats, summed over each sequence's tokens.
+        with_gradient: also g += the gradient of sum_bk weight[b, k] CE[b, k]
+        tokens (B, T), targets (P, B, T), -1 for none, int32; weight (B, P)"""
+        cfg, c, dtype, (B, T) = self.cfg, self.constants, self.flat.dtype, tokens.shape
+        need(0 < T <= cfg.seq_len, f"expected 1 to {cfg.seq_len} tokens per sequence, found {T}")
+        check_ids(tokens, cfg)
+        check_ids(np.maximum(targets, 0), cfg)
+        a, d = zeros(act_shapes(cfg, T), dtype), zeros(act_grad_shapes(cfg, T), dtype)
+        nll = np.zeros((B, outputs, T))
+        for b in range(B):
+            forward(tokens[b], 0, outputs, self.p, a, c)
+            loss(nll[b], targets[:, b], weight[b], a)
+            if with_gradient:
+                backward(tokens[b], outputs, self.p, self.g, a, d, c)
+        return nll.sum(2)
+
+    def gradient(self, tokens, targets, weight):
+        """g += the gradient of one micro-batch"""
+        self.ce += self.run(tokens, targets, weight, self.cfg.n_mtp, True).sum(0)
+
+    def losses(self, tokens, targets):
+        """Summed cross-entropy of head 0 of every sequence (B,), in nats     targets (B, T)"""
+        return self.run(tokens, targets[None], np.ones((len(tokens), 1)), 1, False)[:, 0]
+
+    def update(self, hyper):
+        """An AdamW step on the gradients since the last one, which become zero.
+        Returns the cross-entropies (P,) that belong to them, summed, and |g|."""
+        norm = adamw(self.flat, self.g_flat, self.m, self.v, self.n_decay, hyper)
+        ce, self.ce = self.ce, np.zeros(self.cfg.n_mtp)
+        return ce, norm
+
+def train(run, stopped=()):
+    """The training loop, until the last step, or until `stopped` holds a signal.
+    run: an object with
+        model, batches                 what learns, and what from
+        step, n_steps, B, micro_batch  steps done and in all; sequences of a step, and of a pass
+        weights(tokens, targets)       d loss / d CE of each sequence and head, (B, P)
+        hyper(step)                    the settings of the optimizer
+        record(losses, norm, hyper, seconds)     writes the log
+        due(what)                      is it time to "validate" or to "save"?
+        validate(), save()"""
+    model, batches = run.model, run.batches
+    while run.step < run.n_steps and not stopped:
+        began = time.perf_counter()
+        tokens, targets = batches.take(run.step * run.B, run.B)      # (B, T), (P, B, T)
+
+        # The gradient of the loss: a forward and a backward pass of each micro-batch
+        weight = run.weights(tokens, targets)
+        for b in range(0, run.B, run.micro_batch):
+            rows = slice(b, b + run.micro_batch)
+            model.gradient(tokens[rows], targets[:, rows], weight[rows])
+
+        # The update: clip the gradient, then take the step
+        hyper = run.hyper(run.step)
+        ce, norm = model.update(hyper)
+        losses = ce / np.maximum(1, (targets >= 0).sum((1, 2)))      # (P,): means over targets
+        need(math.isfinite(norm) and np.isfinite(losses).all(), f"step {run.step + 1}: the loss "
+             f"or its gradient is not finite; start again with a lower learning rate")
+        run.step += 1
+
+        run.record(losses, norm, hyper, time.perf_counter() - began)
+        if run.due("validate"):
+            run.validate()
+        if run.due("save"):
+            run.save()
+
+# ==== 10 Checkpoint ====
+# A model is one file in the format safetensors: 8 bytes with the length of a header, the header in
+# JSON, and the numbers.  The names are those of a Llama, so that other programs can read them.  The
+# header also holds the configuration, the tokenizer, and a checksum of the whole file.
+LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start optimizer")
+
+def llama_tensors(cfg):
+    """The tensors of a file in buffer order, with the names and shapes of a LlamaForCausalLM.
+    Each tensor of `param_table` is split by layer or head, and each layer into its matrices: qkv
+    (L, QKV, C) becomes model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj
+    (GD, C), and so on.  gguf: the name in a GGUF file, "" if GGUF has no place for the tensor."""
+    of_heads = [("lm_head", "output"), *((f"mtp.{k}", "") for k in range(1, cfg.n_mtp))]
+    prefixes = {"": [("", "")],
+                "layer": [(f"model.layers.{l}.", f"blk.{l}.") for l in range(cfg.n_layer)],
+                "head": of_heads[cfg.tie_embeddings:]}
+    tensors = []
+    for x in param_table(cfg):
+        if x.start == x.end:                 # the model has no such tensor
+            continue
+        start, columns = x.start, x.shape[2:] if x.each else x.shape[1:]
+        for prefix, gguf_prefix in prefixes[x.each]:
+            for rows, name, gguf in x.parts:
+                gguf = gguf_prefix + gguf
+                tensors.append(LlamaTensor(f"{prefix}{name}.{x.kind}", gguf and f"{gguf}.{x.kind}",
+                                           (rows, *columns), start, x.optimizer))
+                start += math.prod((rows, *columns))
+    return tensors
+
+FILE_TYPES = {"F32": "<f4", "BF16": "<u2", "I8": "i1", "F64": "<f8"}
+
+def read_model(path):
+    """(Config, Tokenizer, state, parameters (N,) float32) of a checkpoint"""
+    with reading(path, "name a checkpoint"):
+        with open(path, "rb") as f:
+            length = int.from_bytes(f.read(8), "little")
+            need(length < os.path.getsize(path), "expected a NanoEuler checkpoint")
+            header, data = json.loads(f.read(length)), f.read()
+        meta = header["__metadata__"]
+        cfg = Config(**json.loads(meta["config"])).check()
+        tokenizer = bpe.Tokenizer.from_json(meta["tokenizer"])
+
+        def numbers(name):
+            entry = header[name]
+            start, end = entry["data_offsets"]
+            x = np.frombuffer(data[start:end], FILE_TYPES[entry["dtype"]]).reshape(entry["shape"])
+            if entry["dtype"] == "BF16":     # the upper half of a float32
+                x = (x.astype(np.uint32) << 16).view(np.float32)
+            if entry["dtype"] == "I8":       # a row is its scale times numbers from -127 to 127
+                x = x * numbers(f"{name}_scale")
+            return x
+
+        flat = aligned((n_params(cfg),), np.float32)
+        for x in llama_tensors(cfg):
+            flat[x.start:x.start + math.prod(x.shape)] = numbers(x.name).ravel()
+        return cfg, tokenizer, json.loads(meta["state"]), flat
+
+def write_model(path, cfg, tokenizer, state, flat):
+    """Writes a checkpoint: float32 parameters, without the optimizer's moments"""
+    no_hash, start = "0" * 64, 0             # zeros stand for the checksum while it is computed
+    meta = {"format": "nanoeuler", "config": json.dumps(asdict(cfg)), "state": json.dumps(state),
+            "tokenizer": tokenizer.to_json(), "tokenizer_sha256": tokenizer.hash()}
+    header = {"__metadata__": {**meta, "sha256": no_hash}}
+    for x in llama_tensors(cfg):
+        end = start + 4 * math.prod(x.shape)
+        header[x.name] = {"dtype": "F32", "shape": x.shape, "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % 64)   # the numbers begin on a cache line
+    data = flat.astype("<f4").tobytes()
+    digest = hashlib.sha256(text + data).hexdigest().encode()
+    before, _, after = text.rpartition(no_hash.encode())
+    with open(f"{path}.tmp", "wb") as f:     # a file that is only half written has another name
+        f.write(len(text).to_bytes(8, "little") + before + digest + after + data)
+    os.replace(f"{path}.tmp", path)
+
+# ==== 11 The program alone ====
+# What a user types, if this file and bpe.py are alone in a folder.  With the folder nanoeuler_parts
+# the command line of section 25 takes the place of `plain_main`.
+class PlainRun:
+    """A run of `train` on one text, with AdamW.  The last tenth of the text is held out."""
+    B, micro_batch, lr, warmup, eval_every = 16, 16, 3e-3, 50, 200
+
+    def __init__(self, cfg, text, out, n_steps):
+        cut = len(text) * 9 // 10
+        while cut and text[cut] & 0xC0 == 0x80:          # a character begins here
+            cut -= 1
+        learned, held_out = text[:cut], text[cut:]
+        self.tokenizer = bpe.train(learned, cfg.vocab_size, bpe.SPECIALS)
+        self.cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)
+        self.model = PlainModel(self.cfg, init_params(self.cfg, seed=1))
+        T, P = self.cfg.seq_len, self.cfg.n_mtp
+        self.batches = Batches(self.tokenizer.encode(learned), T, P, seed=1)
+        tokens = self.tokenizer.encode(held_out)
+        need(len(tokens) > 1, "the held-out tenth of the text has no token to predict; use a "
+             "longer text")
+        self.tokens, targets = windows(tokens, range(0, len(tokens) - 1, T), T, P)
+        self.targets, self.held_out_bytes = targets[0], len(held_out)
+        self.out, self.step, self.n_steps = out, 0, n_steps
+
+    def weights(self, tokens, targets):
+        return np.tile(loss_weights(targets, 0.3), (self.B, 1))
+
+    def hyper(self, step):
+        lr = lr_at(step, self.n_steps, self.lr, self.warmup, floor=0.1)
+        return hyper_at(step + 1, lr, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0)
+
+    def record(self, losses, norm, hyper, seconds):
+        if self.step <= 5 or self.step % 20 == 0 or self.step == self.n_steps:
+            print(f"step {self.step:>5}/{self.n_steps}  loss {losses[0]:.3f}  lr {hyper.lr:.1e}  "
+                  f"|g| {norm:.2f}  {1e3 * seconds:.0f} ms", flush=True)
+
+    def due(self, what):
+        return self.step % self.eval_every == 0 or self.step == self.n_steps
+
+    def validate(self):
+        """Bits per byte of the held-out text: its loss in bits, per byte that the tokens spell"""
+        nats = self.model.losses(self.tokens, self.targets).sum()
+        print(f"step {self.step:>5}  validation "
+              f"{nats / math.log(2) / self.held_out_bytes:.4f} bits/byte", flush=True)
+
+    def save(self):
+        state = {"kind": "base", "eos": "</s>", "step": self.step, "n_steps": self.n_steps}
+        write_model(self.out, self.cfg, self.tokenizer, state, self.model.flat)
+
+# Stanford Alpaca's template; the response follows it
+PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately "
+          "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n")
+# ChatML's template, in Jinja, the language in which files store templates
+CHATML_TOKENS = bpe.SPECIALS[1:]             # <|im_start|> and <|im_end|>
+CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
+          r"message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+          r"{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+
+def prompt_ids(prompt, state, tokenizer):
+    """The ids of a prompt, and the id that ends the reply, or None.  A base model continues the
+    prompt as it is.  A chat model expects a template around it, ChatML's or Alpaca's; the names of
+    special tokens in the prompt itself stay text."""
+    if state.get("kind") != "chat":
+        return tokenizer.encode(prompt), None
+    end = tokenizer.specials.get(state["eos"])
+    if state.get("template") != CHATML:
+        return tokenizer.encode(PROMPT.format(instruction=prompt)), end
+    start, stop = (tokenizer.specials[name] for name in CHATML_TOKENS)
+    return np.array([start, *tokenizer.encode(f"user\n{prompt}"), stop, *tokenizer.encode("\n"),
+                     start, *tokenizer.encode("assistant\n")]), stop
+
+Choice = namedtuple("Choice", "temperature top_k top_p min_p", defaults=(0.8, 0, 1.0, 0.0))
+
+def for_terminal(text):
+    """Generated text for standard output.  A model must not control a terminal, so at a terminal
+    control characters become U+FFFD, and so do those that change the direction of writing.  Tabs
+    and line ends remain.  Carriage returns are dropped, because they could overwrite the line."""
+    if not (sys.stdout and sys.stdout.isatty()):
+        return text
+    return re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", "\ufffd",
+                  text.replace("\r", ""))
+
+def write_reply(prompt, model, choice, n):
+    """Prints up to n tokens of a reply, as they are sampled.     model: from `read_model`"""
+    cfg, tokenizer, state, flat = model
+    ids, end = prompt_ids(prompt, state, tokenizer)
+    n = max(0, min(n, cfg.seq_len + 1 - len(ids)))
+    text = codecs.getincrementaldecoder("utf-8")("replace")          # a character may take several
+    rng = np.random.default_rng()                                    # tokens
+    for token in generate(PlainDecoder(cfg, flat), ids, n, rng, choice, end):
+        print(for_terminal(text.decode(tokenizer.decode([token]))), end="", flush=True)
+    print()
+
+def typed_lines():
+    """Each line that the user types after the sign >"""
+    print("> ", end="", flush=True)
+    for line in sys.stdin:
+        if line.strip():
+            yield line.rstrip("\n")
+        print("> ", end="", flush=True)
+    print()
+
+def plain_main(argv=None):
+    """The command line without the folder nanoeuler_parts"""
+    parser = argparse.ArgumentParser(
+        description="Train a GPT from scratch, and talk to it.  Without the folder "
+        "nanoeuler_parts, this program uses one thread and float32, and does not resume a run.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verb = verbs.add_parser("train", help="learn a text, and write a model")
+    verb.add_argument("preset", nargs="?", default="small", choices=PRESETS)
+    verb.add_argument("--data", default="data/shakespeare.txt", help="a text file in UTF-8")
+    verb.add_argument("--out", default="nanoeuler.bin", help="the file to write")
+    verb.add_argument("--steps", type=int, default=1000, help="number of steps, 16 sequences each")
+    for name, what in ("generate", "print one reply"), ("chat", "reply to each line"):
+        verb = verbs.add_parser(name, help=what)
+        if name == "generate":
+            verb.add_argument("prompt")
+        verb.add_argument("file", nargs="?", default="nanoeuler.bin", help="the model's file")
+        verb.add_argument("--tokens", type=int, default=200, help="largest number in a reply")
+        verb.add_argument("--temperature", type=float, default=0.8,
+                          help="0: always the most probable token")
+    o = parser.parse_args(argv)
+    try:
+        if o.verb == "train":
+            with reading(o.data, "name a text file with --data"):
+                text = bpe.read_bytes(o.data)
+            need(o.steps > 0, f"--steps: expected 1 or more, found {o.steps}")
+            train(PlainRun(PRESETS[o.preset], text, o.out, o.steps))
+            print(f"Talk to it with: python nanoeuler.py chat {o.out}")
+            return 0
+        model = read_model(o.file)
+        for prompt in [o.prompt] if o.verb == "generate" else typed_lines():
+            write_reply(prompt, model, Choice(o.temperature), o.tokens)
+    except KeyboardInterrupt:
+        return 130
+    except (UserError, OSError) as e:
+        print(f"nanoeuler: {printable(str(e))}", file=sys.stderr)
+        return 2
+    return 0
+# ======== Part II: why it is fast ========
+# Part I computes one sequence after the other, on one thread, and reads each weight from memory for
+# every token.  This part computes the same sums in another order: rows of tokens together in tiles
+# that stay in registers, blocks of attention that stay in the cache, sequences and their parts on
+# all threads.  `Model` is the result, and takes the place of `PlainModel`.  A batch of texts is
+# decoded together by `Decoder`, which takes the place of `PlainDecoder`.
 #
-# Nearly all of the time goes into matrix products, and each product consists of calls of one
-# function:
+# More names: s is scratch memory.  wt is W^T, for the forward pass y = x W^T, and w is W, for the
+# backward pass dx = dy W, both as packed panels (13).  P, S and dS are the matrices of the papers
+# about attention.
+#
+# Each number is written by one thread, in one order.  So a result depends neither on the number of
+# threads nor on which thread takes which task.
+
+# ==== 12 Memory ====
+# The arrays of `Model` hold a batch of sequences.  They may store numbers in bfloat16, and matrices
+# in packed panels.
+def fields_where(chosen):
+    """The slice of Params' fields whose Tensors `chosen` selects; they are adjacent"""
+    at = [i for i, x in enumerate(TABLE) if chosen(x)]
+    return slice(at[0], at[-1] + 1)
+
+MATRICES = fields_where(lambda x: x.decays)
+VECTORS = fields_where(lambda x: not x.decays)           # gains of the norms, and biases
+PACKED = fields_where(lambda x: x.packed and x.each == "layer")
+
+def entries_where(cfg, chosen):
+    """The slice of the flat buffer with the Tensors that `chosen` selects; they are adjacent"""
+    tensors = [x for x in param_table(cfg) if chosen(x)]
+    return slice(tensors[0].start, tensors[-1].end)
+
+# ---- bfloat16
+# The inputs of products may be stored as bfloat16, the upper half of a float32, in a uint16.  This
+# halves their memory.  Products are up to twice as fast if the CPU supports bfloat16 products.
+# Kernels are written once for all types.  In float32 and float64, the following functions change no
+# number, and a reader may ignore them:
+#
+#     name                         float32, float64    bfloat16
+#     value(x)                     x                   the number that a stored x stands for
+#     rounded(x, a)                x                   x as the array a holds it
+#     narrowed(x, b)               x                   a copy of x, rounded for a product with b
+#     narrowed_transpose(x, b)     x.T                 a copy of x.T, rounded for a product with b
+#     panel_rows(K, dtype)         K                   K / 2: packed panels hold pairs of rows
+#
+# Of b only the dtype is read.  An x that is already rounded is returned as it is.
+# `tiled_matmul` (13) calls `narrowed` for its left operand.  So the forward and backward pass (15)
+# do not mention precision: the dtypes of their arrays decide it.
+#
+# A run in bfloat16 stores the activations that enter matrix products in bfloat16, and also copies
+# of the matrices.  Gradients that enter products (of logits, x, qkv, P, S) stay float32, and
+# `tiled_matmul` rounds them when it reads them.  Parameters, moments, the residual stream, sums and
+# losses also stay float32.
+BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
+PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
+if not nanoeuler_parts:
+    del PRECISIONS["bf16"]
+
+# ---- arrays of a training step
+# Named tuples of arrays.  Acts are activations with a first axis of length B, and Dacts are those
+# gradients of activations that outlive a sequence's backward pass.  LayerRows are some rows of one
+# layer's activations (15).  Scratch is the working memory of a thread.  Panels are the matrices,
+# packed for products (13).  MuonScratch is the working memory of a thread in Muon (16).
+LayerRows = namedtuple("LayerRows", "x x1 x2 attn_in attn_rstd qk qk_rstd qkv att mlp_in mlp_rstd "
+                                    "gate_up swiglu")
+Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm qkv_bias q_norm k_norm")
+Scratch = namedtuple("Scratch", "dnorm datt dswiglu scores dscores kt vt dy_panels x_panels")
+Panels = namedtuple("Panels", [x.name for x in TABLE if x.packed])
+MuonScratch = namedtuple("MuonScratch", "y other gram square like")
+
+# NARROW names the arrays that such a run stores as bfloat16.  PAIRED names the packed panels (13),
+# whose entries, in int32, are pairs of bfloat16 numbers.
+NARROW = {Acts: {"attn_in", "qk", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
+          Scratch: {"datt"}, MuonScratch: {"like"}}
+PAIRED = {Panels: set(Panels._fields), Scratch: {"kt", "vt", "dy_panels", "x_panels"}}
+
+def of_batch(B, shapes):
+    """The shapes of arrays for B sequences: each gets a first axis of length B."""
+    return type(shapes)(*((B, *shape) for shape in shapes))
+
+def dact_shapes(cfg, B, T):
+    """Shapes of the gradients that outlive one sequence's backward pass: x and qkv, which
+    `matrix_gradients` reads, and those of gains and biases, which `Model.run` adds up.  x is the
+    adjoint trajectory: d.x[b, i] = d.x[b, i + 1] + J_i^T d.x[b, i + 1], J_i = df_i/dx."""
+    a = of_batch(B, act_shapes(cfg, T))
+    of_vectors = {x.name: (B, *x.shape) for x in param_table(cfg) if not x.decays}
+    return Dacts(x=a.x, qkv=a.qkv, **of_vectors)         # of gains and biases, per sequence
+
+def scratch_shapes(cfg, n, T, dtype):
+    """Shapes of the scratch memory of n threads, for one sequence each.  dnorm, datt and dswiglu
+    belong to the sequence: threads that share it use the arrays of the thread that began it."""
+    size, width = dims_of(cfg), tile_width(dtype)
+    panels, rows_of_D = -(-T // width), panel_rows(size.D, dtype)
+    rows_of_KC = panel_rows(KC, dtype)
+    longest = max(size.C, size.F, size.HD)   # row length of the widest matrix
+    return Scratch(dnorm=(n, T, size.C),     # gradient of an RMSNorm's output
+                   datt=(n, T, size.HD),     # gradient of attention's output
+                   dswiglu=(n, T, size.F),   # gradient of SwiGLU's output
+                   scores=(n, BR, T),        # S, then P, of a block of query rows
+                   dscores=(n, BR, T),       # dP, then dS
+                   kt=(n, panels, rows_of_D, width),         # K^T and V^T of a head, packed
+                   vt=(n, panels, rows_of_D, width),
+                   # operands of a weight gradient, packed
+                   dy_panels=(n, 1, rows_of_KC, DY_COLUMNS),
+                   x_panels=(n, -(-longest // width), rows_of_KC, width))
+
+def panel_shapes(cfg, dtype, transposed):
+    """Shapes of packed weights (13): W (N, K) is ceil(K / width) panels (N, width).
+    W^T, if transposed, is ceil(N / width) panels (K, width)."""
+    width, shapes = tile_width(dtype), {}
+    untied = replace(cfg, tie_embeddings=False)      # a tied head has its own panels, too
+    for x in param_table(untied):
+        if x.packed:
+            L, N, K = x.shape
+            rows, columns = (K, N) if transposed else (N, K)
+            shapes[x.name] = L, -(-columns // width), panel_rows(rows, dtype), width
+    return Panels(**shapes)
+
+def room_behind(x):
+    """Bytes from the end of x to the end of the array that owns its memory; `tile` may read them"""
+    whole = x
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    return np.lib.array_utils.byte_bounds(whole)[1] - np.lib.array_utils.byte_bounds(x)[1]
+
+def parts_of(memory, shapes):
+    """Arrays of these shapes, each a view of the beginning of an array of `memory`.
+    `shapes` and `memory` are named tuples with the same fields."""
+    return type(shapes)(*(x.reshape(-1)[:math.prod(shape)].reshape(shape)
+                          for x, shape in zip(memory, shapes)))
+
+BR = 32              # query rows that attention processes at once: their scores stay in L1
+KC = 64              # rows of a batch that a weight gradient sums in registers
+NB = 128             # rows of dW in one task of a weight gradient: they fit into L2
+COLUMNS = 16         # threads share columns in multiples of 16: a cache line of float32
+PACK_PARTS = 8       # number of tasks into which the packing of a matrix is divided
+
+# ==== 13 Tiled products ====
+# This replaces the matrix products of section 4.1, and is about twenty times as fast.  `matmul`
+# reads a whole matrix for each row of x.  Here a tile of MR rows and two vectors of columns is
+# summed in registers, so each number that is read serves many multiplications.
+#
+# Each product consists of calls of one function:
 #
 #     def tile(out, base, x, b, m, j, add):
 #         rows, columns = slice(m, m + MR), slice(j, j + width)
@@ -667,48 +1635,9 @@ def _silu(x):
 # The MR x width sums stay in registers, two vectors per row, while k runs through x and b.  Each k
 # takes 2 MR multiply-adds, 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's
 # peak here, vectors written as LLVM reach 95 %.  nanoeuler_parts/machine/tile.py builds `tile` in
-# LLVM, and also larger(x, y), the maximum.  Without nanoeuler_parts, the plain versions are used.
+# LLVM.
 @jit
-def plain_tile(out, base, x, b, m, j, add):
-    """out[m:m + MR, j:j + width] = x[m:m + MR] @ b[:, j:j + width], + the same block of base if add
-    out, base (M, N), x (M, K), b (K, N) or its packed panels (ceil(N / width), K, width)"""
-    M, N = out.shape
-    width = TILE_BYTES // out.itemsize
-    end = min(N, j + width)
-    columns = b[j // width, :, :end - j] if b.ndim == 3 else b[:, j:end]
-    for i in range(m, min(M, m + MR)):
-        row = out[i, j:end]
-        for c in range(row.size):
-            row[c] = base[i, j + c] if add else 0
-        for k in range(x.shape[1]):
-            for c in range(row.size):
-                row[c] += x[i, k] * columns[k, c]
-
-@jit
-def plain_rows_tile(y, x, w, scale, r, i, add, R):
-    """y[r:r + R, columns of panel i] = scale * (x[r:r + R] W^T), + y if add
-    y (.., N), x (.., K), w: W (N, K) in panels (ceil(N / width), K, width), scale (N,)"""
-    width = w.shape[2]
-    for n in range(i * width, min(y.shape[1], (i + 1) * width)):
-        for q in range(r, min(len(y), r + R)):
-            total = y.dtype.type(0)
-            for k in range(x.shape[1]):
-                total += x[q, k] * w[i, k, n - i * width]
-            y[q, n] = scale[n] * total + (y[q, n] if add else 0)
-
-@jit
-def plain_pack(panels, b):
-    """panels[i, k, j] = b[k, i * width + j], zeros past N
-    panels (ceil(N / width), K, width), b (K, N).  A tile reads a panel in memory order."""
-    I, K, width = panels.shape
-    for i in range(I):
-        for k in range(K):
-            for j in range(width):
-                n = i * width + j
-                panels[i, k, j] = b[k, n] if n < b.shape[1] else 0
-
-@jit
-def matmul(out, x, b):
+def tiled_matmul(out, x, b):
     """out = x b     out (M, N), x (M, K) of any strides, b (K, N) or packed; float32 or float64
     x, b and out may also be bfloat16, in the layouts that `tile` accepts.  If b is bfloat16 and x
     is float32, x is rounded to bfloat16."""
@@ -721,8 +1650,8 @@ def matmul(out, x, b):
                 tile(rows, rows, left, b, m, j, 0)
 
 @jit
-def matmul_add(out, base, x, b):
-    """out = base + x b     shapes as in `matmul`, base (M, N)
+def tiled_matmul_add(out, base, x, b):
+    """out = base + x b     shapes as in `tiled_matmul`, base (M, N)
     It is an Euler step if base is the residual stream, and an accumulation if base is out.  out is
     float32 or float64, because a tile cannot add to bfloat16."""
     M, N = out.shape
@@ -736,7 +1665,7 @@ def matmul_add(out, base, x, b):
 @jit
 def add_transposed_product(out, x, b):
     """out += x^T b     out (M, N), x (K, M), b (K, N)"""
-    matmul_add(out, out, narrowed_transpose(x, b), b)
+    tiled_matmul_add(out, out, narrowed_transpose(x, b), b)
 
 @jit
 def symmetric_product(out, x, b):
@@ -777,138 +1706,9 @@ def weight_gradient(dw, dy, x, n0, dy_panels, x_panels):
                     for j in range(0, K, width):
                         tile(rows, rows, left, right, 0, j, 1)
 
-# ==== 4.2 Embedding ====
-# Tour: docs/tour/04_softmax.md
-# The forward pass copies the row of wte that belongs to a token.  The backward pass adds gradients
-# to the same row of dwte; a first reader may skip how threads share its columns, c0 to c1.
-@jit
-def embedding_forward(x, tokens, wte):
-    """x[t] = wte[tokens[t]]     x (T, C), tokens (T,) int32, wte (V, C)
-    Explained in docs/tour/04_softmax.md"""
-    for t in range(x.shape[0]):
-        row, entry = x[t], wte[tokens[t]]
-        for c in range(row.size):
-            row[c] = entry[c]
-
-@jit
-def embedding_backward(dwte, dx, tokens, c0, c1):
-    """dwte[tokens[b, t]] += dx[b, t], for columns c0 to c1
-    dwte (V, C), dx (B, T, C), tokens (B, T) int32.  Threads share columns, not rows: two positions
-    may hold the same token and so add to the same row of dwte."""
-    for b in range(tokens.shape[0]):
-        for t in range(tokens.shape[1]):
-            row, entry = dx[b, t, c0:c1], dwte[tokens[b, t], c0:c1]
-            for c in range(row.size):
-                entry[c] += row[c]
-
-# ==== 4.3 RMSNorm ====
-# Tour: docs/tour/05_rmsnorm.md
-# RMSNorm divides each row by its root mean square and multiplies it by a learned gain.  A first
-# reader may skip the columns of `gain_gradient`.
-@jit
-def rmsnorm_forward(y, rstd, x, gain, eps):
-    """y = gain * x * rstd,   rstd = 1 / sqrt(mean_c(x^2) + eps)      Zhang & Sennrich 2019, eq. 4
-    out: y (T, C), rstd (T,) kept for backward     in: x (T, C), gain (C,)
-    Explained in docs/tour/05_rmsnorm.md"""
-    T, C = x.shape
-    for t in range(T):
-        ss = 0.0             # float64: a long sum.  Each float32 term has a relative error <= 6e-8
-        for c in range(C):
-            ss += x[t, c] * x[t, c]
-        r = x.dtype.type(1.0 / math.sqrt(ss / C + eps))
-        rstd[t] = r
-        for c in range(C):
-            y[t, c] = rounded(gain[c] * x[t, c] * r, y)
-
-@jit
-def rmsnorm_backward(dx, dnext, dy, x, gain, rstd):
-    """u = x * rstd:   dx = dnext + rstd * (gain*dy - u * mean_c(gain*dy*u))
-    dx, dnext, dy, x (T, C), gain (C,), rstd (T,).  dnext is the gradient along the residual path:
-    the adjoint of x + f(x) is dnext + J^T dnext.  Derived in docs/tour/05_rmsnorm.md"""
-    T, C = x.shape
-    for t in range(T):
-        r, total = rstd[t], x.dtype.type(0)
-        for c in range(C):
-            total += gain[c] * dy[t, c] * x[t, c]
-        mean = x.dtype.type(total * r * r / C)           # mean_c(gain*dy*u) * rstd
-        for c in range(C):
-            dx[t, c] = dnext[t, c] + r * (gain[c] * dy[t, c] - x[t, c] * mean)
-
-@jit
-def gain_gradient(dgain, dy, x, rstd, c0):
-    """dgain = sum_t dy*u, u = x * rstd, for columns c0 to c0 + len(dgain)
-    dy, x (T, C), rstd (T,)"""
-    dgain[:] = 0
-    for t in range(len(rstd)):
-        r, dy_row, row = rstd[t], dy[t, c0:c0 + len(dgain)], x[t, c0:c0 + len(dgain)]
-        for c in range(dgain.size):
-            dgain[c] += dy_row[c] * row[c] * r
-
-# ==== 4.4 RoPE ====
-# Tour: docs/tour/06_attention.md
-# RoPE encodes the position of a token: it rotates pairs of entries of q and k by angles that grow
-# with the position.  Nothing needs to be skipped.
-def rope_table(cfg, dtype):
-    """cos and sin (seq_len, D / 2) of t * theta^(-2i / D)      Su et al. 2021, 3.2.2"""
-    frequency = rope_frequency(cfg)
-    if cfg.rope_scaling:
-        kept = kept_of_frequency(cfg, frequency)
-        frequency = kept * frequency + (1 - kept) * frequency / cfg.rope_factor
-    angle, scale = np.outer(np.arange(cfg.seq_len), frequency), cfg.rope_attention
-    return (scale * np.cos(angle)).astype(dtype), (scale * np.sin(angle)).astype(dtype)
-
-def rope_frequency(cfg):
-    """theta^(-2i / D), (D / 2,): the angle between two tokens, before scaling"""
-    return cfg.rope_theta ** (-np.arange(0, cfg.head_dim, 2) / cfg.head_dim)
-
-def kept_of_frequency(cfg, frequency):
-    """RoPE scaling stretches a model that was trained with rope_original tokens to a longer
-    context.  It divides low frequencies by rope_factor and keeps high ones, which tell neighbours
-    apart.  Returns the kept part of each frequency (D / 2,), from 0 for divided to 1 for
-    unchanged.
-        linear      all are divided                                     Chen et al. 2023
-        llama3      by the number of turns in rope_original tokens: below rope_low divided, above
-                    rope_high kept, a straight line between             Llama Team 2024
-        yarn        a straight line over the pairs i, from the pair with rope_high turns to the one
-                    with rope_low; cos and sin are multiplied by rope_attention     Peng et al. 2023
-    """
-    D, low, high = cfg.head_dim, cfg.rope_low, cfg.rope_high
-    if cfg.rope_scaling == "linear":
-        return np.zeros(D // 2)
-    if cfg.rope_scaling == "llama3":
-        turns = cfg.rope_original * frequency / (2 * math.pi)
-        return ((turns - low) / (high - low)).clip(0, 1)
-
-    def pair_with(turns):
-        """The i, a real number, where rope_original * theta^(-2i / D) / 2 pi = turns"""
-        return D * math.log(cfg.rope_original / (2 * math.pi * turns), cfg.rope_theta) / 2
-
-    first = max(0, math.floor(pair_with(high)))
-    last = min(D - 1, math.ceil(pair_with(low)))
-    divided = (np.arange(D // 2) - first) / max(0.001, last - first)
-    return 1 - divided.clip(0, 1)
-
-@jit
-def rope(qkv, cos, sin, n_heads, sign):
-    """Rotates pair (i, i + D/2) of the first n_heads heads of row t by sign * angle[t, i], in place
-    qkv (T, QKV), cos, sin (T, D / 2).  With n_heads = H + G, q and k are rotated and v is not.  The
-    backward pass rotates their gradients back, with sign = -1.
-    Explained in docs/tour/06_attention.md"""
-    half = cos.shape[1]
-    for t in range(qkv.shape[0]):
-        row, cos_t, sin_t = qkv[t], cos[t], sin[t]
-        for h in range(n_heads):
-            lo = row[2 * h * half:(2 * h + 1) * half]
-            hi = row[(2 * h + 1) * half:(2 * h + 2) * half]
-            for i in range(half):
-                x, y, sine = value(lo[i]), value(hi[i]), sign * sin_t[i]
-                lo[i] = rounded(x * cos_t[i] - y * sine, lo)
-                hi[i] = rounded(y * cos_t[i] + x * sine, hi)
-
-# ==== 4.5 Attention ====
-# Tour: docs/tour/06_attention.md
-# This is causal attention in which H / G query heads share one key/value head.  A first reader may
-# skip packing, `narrowed` and the blocks, and read each product as if one block had all T rows.
+# ==== 14 Blocked attention ====
+# This replaces the attention of section 4.5.  There each row reads the keys and values again.  Here
+# a block of BR query rows shares them, and its scores are products in tiles.
 #
 # A block of BR query rows attends to all keys up to the block's end.  So there is no T x T matrix,
 # and little work above the diagonal.  Loops over a row run to the block's end, not to the diagonal,
@@ -917,21 +1717,13 @@ def rope(qkv, cos, sin, n_heads, sign):
 # head g begin at columns k and v.  The kernels infer the numbers of heads, H and G, from the widths
 # HD = H * D and QKV = (H + 2 G) * D.
 @jit
-def row_max(row):
-    """max_j row[j], or NaN if the row contains one"""
-    m = row[0]
-    for j in range(1, row.size):
-        m = larger(m, row[j])
-    return m
-
-@jit
 def first_key(t0, window, width):
     """The first key that a block of rows reads.  Row t0 attends to the oldest key, t0 - window + 1;
     packed K^T is read from the beginning of a panel, a multiple of width."""
     return max(0, t0 + 1 - window) // width * width
 
 @jit
-def attention_forward(o, lse, qkv, D, window, h0, h1, s):
+def blocked_attention_forward(o, lse, qkv, D, window, h0, h1, s):
     """o = softmax(Q K^T / sqrt(D)) V, causal, grouped queries      Vaswani 2017; Ainslie 2023
     Token t attends to the tokens t - window + 1 to t.
     For heads h0 to h1.  out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV)
@@ -951,7 +1743,8 @@ def attention_forward(o, lse, qkv, D, window, h0, h1, s):
             k0 = first_key(t0, window, width)
             n = t1 - k0                      # the block attends to keys k0 to t1
             P = scores[:t1 - t0, :n]         # holds S = Q K^T first, then P
-            matmul(P, qkv[t0:t1, h * D:h * D + D], kt[k0 // width:(t1 + width - 1) // width])
+            panels = kt[k0 // width:(t1 + width - 1) // width]
+            tiled_matmul(P, qkv[t0:t1, h * D:h * D + D], panels)
             for t in range(t0, t1):          # the row maxima, kept in lse for now
                 row, own = scores[t - t0, :n], t - k0
                 for j in range(own + 1 - window):
@@ -975,10 +1768,10 @@ def attention_forward(o, lse, qkv, D, window, h0, h1, s):
                 norm = scores.dtype.type(1) / total
                 for j in range(n):
                     row[j] *= norm
-            matmul(o[t0:t1, h * D:h * D + D], P, qkv[k0:t1, v:v + D])
+            tiled_matmul(o[t0:t1, h * D:h * D + D], P, qkv[k0:t1, v:v + D])
 
 @jit
-def attention_backward(dqkv, do, o, lse, qkv, D, window, g0, g1, s):
+def blocked_attention_backward(dqkv, do, o, lse, qkv, D, window, g0, g1, s):
     """P = exp(Q K^T / sqrt(D) - lse),   dP = dO V^T,   dS = P * (dP - rowsum(dO * O)) / sqrt(D)
     dQ = dS K,   dK = sum_h dS^T Q,   dV = sum_h P^T dO      Dao 2022, B.4; P is recomputed
     For key/value heads g0 to g1 and the query heads h that share them.
@@ -1002,8 +1795,8 @@ def attention_backward(dqkv, do, o, lse, qkv, D, window, g0, g1, s):
                 n = t1 - k0
                 P, dS = scores[:t1 - t0, :n], dscores[:t1 - t0, :n]          # at first S and dP
                 p0, p1 = k0 // width, (t1 + width - 1) // width
-                matmul(P, qkv[t0:t1, q:q + D], kt[p0:p1])
-                matmul(dS, do[t0:t1, q:q + D], vt[p0:p1])
+                tiled_matmul(P, qkv[t0:t1, q:q + D], kt[p0:p1])
+                tiled_matmul(dS, do[t0:t1, q:q + D], vt[p0:p1])
                 for t in range(t0, t1):
                     P_row, dS_row, dot = scores[t - t0], dscores[t - t0], scores.dtype.type(0)
                     do_row, o_row, lse_row = do[t, q:q + D], o[t, q:q + D], lse[h, t]
@@ -1019,78 +1812,29 @@ def attention_backward(dqkv, do, o, lse, qkv, D, window, g0, g1, s):
                         P_row[j] = 0
                         dS_row[j] = 0
                 dk, dv = dqkv[k0:t1, k:k + D], dqkv[k0:t1, v:v + D]
-                matmul(dqkv[t0:t1, q:q + D], dS, qkv[k0:t1, k:k + D])
+                tiled_matmul(dqkv[t0:t1, q:q + D], dS, qkv[k0:t1, k:k + D])
                 add_transposed_product(dk, dS, qkv[t0:t1, q:q + D])
                 add_transposed_product(dv, P, do[t0:t1, q:q + D])
 
-# ==== 4.6 SwiGLU ====
-# Tour: docs/tour/07_euler.md
-# SwiGLU is the nonlinearity of the second half of a layer, between the products gate_up and down.
-# Nothing needs to be skipped.
-@jit
-def swiglu_forward(y, gate_up):
-    """y = silu(gate) * up,   silu(z) = z / (1 + e^-z)      Shazeer 2020, eq. 6
-    out: y (T, F)     in: gate_up (T, 2F), gate first
-    Explained in docs/tour/07_euler.md, its gradient in 08_backward.md"""
-    T, F = y.shape
-    for t in range(T):
-        row, gate, up = y[t], gate_up[t, :F], gate_up[t, F:]
-        for f in range(F):
-            row[f] = rounded(silu(value(gate[f])) * value(up[f]), row)
+# ==== 15 Threads ====
+# This replaces `forward`, `loss` and `backward` of section 5, and `PlainModel` of section 9.  The
+# same ops are called for parts of a sequence, which several threads share, and the gradients of the
+# matrices are summed over all sequences of a batch at once.
+#
+#     for t0, t1 in shared(team, T, MR):     read it as t0, t1 = 0, T: all rows at once
+#
+# Several threads may share such a loop.  "---- threads" below explains how.
 
+# ---- sums over the rows of a sequence, shared by columns
 @jit
-def swiglu_backward(gate_up, dy):
-    """sigma = 1 / (1 + e^-gate):   dgate = dy * up * sigma * (1 + gate * (1 - sigma)),
-    dup = dy * gate * sigma
-    in place: gate_up (T, 2F) becomes dgate, dup     in: dy (T, F)"""
-    (T, F), one = dy.shape, dy.dtype.type(1)
-    for t in range(T):
-        row, gate, up = dy[t], gate_up[t, :F], gate_up[t, F:]
-        for f in range(F):
-            z, u = value(gate[f]), value(up[f])
-            sigma = one / (one + exp(-z))
-            gate[f] = rounded(row[f] * u * sigma * (one + z * (one - sigma)), gate)
-            up[f] = rounded(row[f] * z * sigma, up)
-
-# ==== 4.7 Cross-entropy ====
-# Tour: docs/tour/04_softmax.md
-# One kernel computes the loss of each token and replaces the logits by their gradients.  A first
-# reader may skip targets of -1, which mark positions without a loss.
-@jit
-def cross_entropy(nll, logits, targets, weight):
-    """nll[t] = -log softmax(logits[t])[targets[t]], nats, or 0 where the target is -1
-    out: nll (T,) float64
-    in: targets (T,) int32
-    in place: logits (T, V) become weight * (softmax - onehot), zero rows where the target is -1
-    Derived in docs/tour/04_softmax.md"""
-    T, V = logits.shape
-    scale = logits.dtype.type(weight)
-    for t in range(T):
-        row, y, total = logits[t], targets[t], logits.dtype.type(0)
-        if y < 0:
-            nll[t] = 0
-            row[:] = 0
-            continue
-        most, of_target = row_max(row), row[y]
-        for v in range(V):
-            row[v] = exp(row[v] - most)
-            total += row[v]
-        nll[t] = most - of_target + math.log(total)
-        norm = scale / total
-        for v in range(V):
-            row[v] *= norm
-        row[y] -= scale
-
-# ==== 4.8 Biases and norms of q and k ====
-# Qwen2 adds biases to q, k and v.  Qwen3 normalizes each head of q and k.  A first reader may skip
-# this section: without these options, the model has neither.
-@jit
-def add_bias(qkv, bias):
-    """qkv (T, QKV) += bias (QKV,)      Qwen2 (Yang et al. 2024)"""
-    for t in range(len(qkv)):
-        row = qkv[t]
-        for c in range(bias.size):
-            row[c] = rounded(value(row[c]) + bias[c], row)
+def gain_gradient(dgain, dy, x, rstd, c0):
+    """dgain = sum_t dy*u, u = x * rstd, for columns c0 to c0 + len(dgain)
+    dy, x (T, C), rstd (T,)"""
+    dgain[:] = 0
+    for t in range(len(rstd)):
+        r, dy_row, row = rstd[t], dy[t, c0:c0 + len(dgain)], x[t, c0:c0 + len(dgain)]
+        for c in range(dgain.size):
+            dgain[c] += dy_row[c] * row[c] * r
 
 @jit
 def bias_gradient(dbias, dqkv, c0):
@@ -1100,41 +1844,6 @@ def bias_gradient(dbias, dqkv, c0):
         row = dqkv[t, c0:c0 + len(dbias)]
         for c in range(dbias.size):
             dbias[c] += row[c]
-
-@jit
-def head_norm_forward(qkv, rstd, q_gain, k_gain, eps):
-    """RMSNorm of each head of q and k, before RoPE:      Qwen3 (Yang et al. 2025)
-    y = gain * x * rstd,   rstd = 1 / sqrt(mean_i(x^2) + eps), the mean over the D entries of a head
-    in place: qkv (T, QKV)     out: rstd (T, H + G) for backward     in: q_gain, k_gain (D,)"""
-    D, heads = q_gain.size, rstd.shape[1]    # QKV = (H + 2 G) D, so H = 2 heads - QKV / D
-    H = 2 * heads - qkv.shape[1] // D
-    for t in range(len(qkv)):
-        for h in range(heads):
-            x, gain, ss = qkv[t, h * D:h * D + D], q_gain if h < H else k_gain, 0.0
-            for i in range(D):
-                ss += value(x[i]) * value(x[i])
-            r = rstd.dtype.type(1.0 / math.sqrt(ss / D + eps))
-            rstd[t, h] = r
-            for i in range(D):
-                x[i] = rounded(gain[i] * value(x[i]) * r, x)
-
-@jit
-def head_norm_backward(dqkv, qk, rstd, q_gain, k_gain):
-    """u = x * rstd:   dx = rstd * (gain*dy - u * mean_i(gain*dy*u)), as in `rmsnorm_backward`
-    in place: dqkv (T, QKV), dy becomes dx     in: qk (T, (H + G) D), the heads before their norm
-    """
-    D, heads = q_gain.size, rstd.shape[1]
-    H = 2 * heads - dqkv.shape[1] // D
-    for t in range(len(dqkv)):
-        for h in range(heads):
-            dy, x = dqkv[t, h * D:h * D + D], qk[t, h * D:h * D + D]
-            gain = q_gain if h < H else k_gain
-            r, total = rstd[t, h], dqkv.dtype.type(0)
-            for i in range(D):
-                total += gain[i] * dy[i] * value(x[i])
-            mean = dqkv.dtype.type(total * r * r / D)    # mean_i(gain*dy*u) * rstd
-            for i in range(D):
-                dy[i] = r * (gain[i] * dy[i] - value(x[i]) * mean)
 
 @jit
 def head_gain_gradient(dgain, dqkv, qk, rstd, h0, h1, i0):
@@ -1149,15 +1858,18 @@ def head_gain_gradient(dgain, dqkv, qk, rstd, h0, h1, i0):
             for i in range(dgain.size):
                 dgain[i] += dy[i] * value(x[i]) * r
 
-# ==== 5 Model ====
-# Tour: docs/tour/07_euler.md (forward) and 08_backward.md
-# This section joins the kernels into the forward pass, the loss and the backward pass, lets threads
-# share them, and wraps them in `Model`.  A first reader may read `forward`, `loss`, `backward` and
-# `matrix_gradient` alone.
-#
-#     for t0, t1 in shared(team, T, MR):     read it as t0, t1 = 0, T: all rows at once
-#
-# Several threads may share such a loop.  "---- threads" below explains how.
+@jit
+def embedding_gradient(dwte, dx, tokens, c0, c1):
+    """dwte[tokens[b, t]] += dx[b, t], for columns c0 to c1
+    dwte (V, C), dx (B, T, C), tokens (B, T) int32.  Threads share columns, not rows: two positions
+    may hold the same token and so add to the same row of dwte."""
+    for b in range(tokens.shape[0]):
+        for t in range(tokens.shape[1]):
+            row, entry = dx[b, t, c0:c1], dwte[tokens[b, t], c0:c1]
+            for c in range(row.size):
+                entry[c] += row[c]
+
+# ---- forward, loss, backward
 @jit
 def layer_rows(a, b, l, t0, t1):
     """Rows t0 to t1 of the activations of layer l in sequence b.  x, x1 and x2 are the residual
@@ -1174,12 +1886,12 @@ def layer_rows(a, b, l, t0, t1):
 # which receives the losses.  outputs: heads 0 to outputs - 1 of the P heads are computed.
 Batch = namedtuple("Batch", "tokens targets weight nll outputs")
 # The same for all sequences: sizes, RoPE's cos and sin (T, D / 2), and `task_table`
-Constants = namedtuple("Constants", "L C H G D window eps cos sin tasks")
+BatchConstants = namedtuple("BatchConstants", "L C H G D window eps cos sin tasks")
 # The network: Params, packed panels of each W and of each W^T, Constants
 Net = namedtuple("Net", "p w wt constants")
 
 @jit
-def forward(team, batch, net, a, s):
+def team_forward(team, batch, net, a, s):
     """Runs sequence b through the network: writes the trajectory a.x[b, 0..2L], and the logits.
     Each layer is two Euler steps: x += attention(rmsnorm(x)), then x += swiglu(rmsnorm(x))."""
     b, T, p, wt, c = team.b, batch.tokens.shape[1], net.p, net.wt, net.constants
@@ -1190,7 +1902,7 @@ def forward(team, batch, net, a, s):
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             rmsnorm_forward(r.attn_in, r.attn_rstd, r.x, p.attn_norm[l], eps)
-            matmul(r.qkv, r.attn_in, wt.qkv[l])
+            tiled_matmul(r.qkv, r.attn_in, wt.qkv[l])
             if p.qkv_bias.size:              # biases and norms: 4.8
                 add_bias(r.qkv, p.qkv_bias[l])
             if p.q_norm.size:
@@ -1198,22 +1910,23 @@ def forward(team, batch, net, a, s):
                 head_norm_forward(r.qkv, r.qk_rstd, p.q_norm[l], p.k_norm[l], eps)
             rope(r.qkv, cos[t0:t1], sin[t0:t1], H + G, cos.dtype.type(1))
         for h0, h1 in shared(team, H, 1):
-            attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], D, c.window, h0, h1, s)
+            blocked_attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], D, c.window, h0, h1,
+                                      s)
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
-            matmul_add(r.x1, r.x, r.att, wt.attn_proj[l])
+            tiled_matmul_add(r.x1, r.x, r.att, wt.attn_proj[l])
             rmsnorm_forward(r.mlp_in, r.mlp_rstd, r.x1, p.mlp_norm[l], eps)
-            matmul(r.gate_up, r.mlp_in, wt.gate_up[l])
+            tiled_matmul(r.gate_up, r.mlp_in, wt.gate_up[l])
             swiglu_forward(r.swiglu, r.gate_up)
-            matmul_add(r.x2, r.x1, r.swiglu, wt.down[l])
+            tiled_matmul_add(r.x2, r.x1, r.swiglu, wt.down[l])
     for t0, t1 in shared(team, T, MR):
         x, final_in = a.x[b, 2 * L, t0:t1], a.final_in[b, t0:t1]
         rmsnorm_forward(final_in, a.final_rstd[b, t0:t1], x, p.final_norm, eps)
         for k in range(batch.outputs):
-            matmul(a.logits[b, k, t0:t1], final_in, wt.lm_head[k])
+            tiled_matmul(a.logits[b, k, t0:t1], final_in, wt.lm_head[k])
 
 @jit
-def loss(team, batch, a):
+def team_loss(team, batch, a):
     """Writes nll[b] of sequence b, and replaces a.logits[b] by the gradients of the logits.
     Validation overwrites the logits too, so training and validation share one summation."""
     b, T, nll = team.b, batch.tokens.shape[1], batch.nll
@@ -1223,7 +1936,7 @@ def loss(team, batch, a):
                           batch.weight[b, k])
 
 @jit
-def backward(team, batch, net, a, d, s):
+def team_backward(team, batch, net, a, d, s):
     """Runs sequence b back through the network: writes the adjoint trajectory d.x[b, 2L..0].
     a.logits already hold their gradients, from `loss`; a.gate_up is replaced by its gradients here.
     s.datt and s.dswiglu are the gradients of a.att and a.swiglu.  s.dnorm is the gradient of the
@@ -1236,7 +1949,7 @@ def backward(team, batch, net, a, d, s):
         dy[:] = 0
         for k in range(batch.outputs):
             dlogits = a.logits[b, k, t0:t1]  # `loss` has replaced the logits by their gradients
-            matmul_add(dy, dy, dlogits, w.lm_head[k])
+            tiled_matmul_add(dy, dy, dlogits, w.lm_head[k])
         rmsnorm_backward(dx, dx, dy, a.x[b, 2 * L, t0:t1], p.final_norm, a.final_rstd[b, t0:t1])
     for c0, c1 in shared(team, C, COLUMNS):
         gain_gradient(d.final_norm[b, c0:c1], s.dnorm, a.x[b, 2 * L], a.final_rstd[b], c0)
@@ -1244,17 +1957,17 @@ def backward(team, batch, net, a, d, s):
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             dx1, dx2 = d.x[b, 2 * l + 1, t0:t1], d.x[b, 2 * l + 2, t0:t1]
-            matmul(s.dswiglu[t0:t1], dx2, w.down[l])
+            tiled_matmul(s.dswiglu[t0:t1], dx2, w.down[l])
             swiglu_backward(r.gate_up, s.dswiglu[t0:t1])
             dgate_up = r.gate_up             # now holds its gradient
-            matmul(s.dnorm[t0:t1], dgate_up, w.gate_up[l])
+            tiled_matmul(s.dnorm[t0:t1], dgate_up, w.gate_up[l])
             rmsnorm_backward(dx1, dx2, s.dnorm[t0:t1], r.x1, p.mlp_norm[l], r.mlp_rstd)
-            matmul(s.datt[t0:t1], dx1, w.attn_proj[l])
+            tiled_matmul(s.datt[t0:t1], dx1, w.attn_proj[l])
         for c0, c1 in shared(team, C, COLUMNS):
             gain_gradient(d.mlp_norm[b, l, c0:c1], s.dnorm, a.x[b, 2 * l + 1], a.mlp_rstd[b, l], c0)
         for g0, g1 in shared(team, G, 1):
-            attention_backward(d.qkv[b, l], s.datt, a.att[b, l], a.lse[b, l], a.qkv[b, l], D,
-                               c.window, g0, g1, s)
+            blocked_attention_backward(d.qkv[b, l], s.datt, a.att[b, l], a.lse[b, l], a.qkv[b, l],
+                                       D, c.window, g0, g1, s)
         for t0, t1 in shared(team, T, MR):
             rope(d.qkv[b, l, t0:t1], cos[t0:t1], sin[t0:t1], H + G, cos.dtype.type(-1))
         if p.q_norm.size:                    # norms and biases: 4.8
@@ -1271,7 +1984,7 @@ def backward(team, batch, net, a, d, s):
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             dx, dx1, dqkv = d.x[b, 2 * l, t0:t1], d.x[b, 2 * l + 1, t0:t1], d.qkv[b, l, t0:t1]
-            matmul(s.dnorm[t0:t1], dqkv, w.qkv[l])
+            tiled_matmul(s.dnorm[t0:t1], dqkv, w.qkv[l])
             rmsnorm_backward(dx, dx1, s.dnorm[t0:t1], r.x, p.attn_norm[l], r.attn_rstd)
         for c0, c1 in shared(team, C, COLUMNS):
             gain_gradient(d.attn_norm[b, l, c0:c1], s.dnorm, a.x[b, 2 * l], a.attn_rstd[b, l], c0)
@@ -1309,7 +2022,7 @@ def matrix_gradients(team, batch, tasks, g, a, d, s):
         if kind != DW_LM_HEAD or l < batch.outputs:
             matrix_gradient(kind, l, n0, n1, g, a, d, s)
     for c0, c1 in shared(team, g.wte.shape[1], COLUMNS):     # after head 0, which may be wte
-        embedding_backward(g.wte, d.x[:, 0], batch.tokens, c0, c1)
+        embedding_gradient(g.wte, d.x[:, 0], batch.tokens, c0, c1)
 
 # ---- threads
 # A thread usually computes a whole sequence, and then `shared` yields a single part: all items.  If
@@ -1317,7 +2030,7 @@ def matrix_gradients(team, batch, tasks, g, a, d, s):
 # through `forward` and `backward`.  Consider one of their loops:
 #
 #     for t0, t1 in shared(team, T, MR):
-#         matmul(y[t0:t1], x[t0:t1], w)
+#         tiled_matmul(y[t0:t1], x[t0:t1], w)
 #
 # The T rows are cut into parts.  A free thread takes the next part.  No thread leaves the loop
 # before all parts are done.  Products and norms are shared by rows, attention by heads, and sums
@@ -1410,11 +2123,11 @@ def run_batch(until, batch, p, w, wt, constants, g, a, d, scratch):
                 team = Team(b, share, progress[b], passed[i])
                 s = scratch_of(i, progress[b, LEADER], scratch)
                 net = Net(p, w, wt, constants)           # made here: prange takes no nested tuple
-                forward(team, batch, net, a, s)
+                team_forward(team, batch, net, a, s)
                 if until >= LOSS:
-                    loss(team, batch, a)
+                    team_loss(team, batch, a)
                 if until >= GRADIENT:
-                    backward(team, batch, net, a, d, s)
+                    team_backward(team, batch, net, a, d, s)
                 if fetch_add(progress[b], OVER) == 0:
                     fetch_add(sequences, DONE)
             task = fetch_add(sequences, TAKEN)
@@ -1546,7 +2259,7 @@ class Model:
         shape = B, T, get_num_threads()
         if self.shape == shape:
             return
-        shapes = (act_shapes(self.cfg, B, T), dact_shapes(self.cfg, B, T),
+        shapes = (of_batch(B, act_shapes(self.cfg, T)), dact_shapes(self.cfg, B, T),
                   scratch_shapes(self.cfg, get_num_threads(), T, self.dtype))
         held = [x._asdict() for x in self.memory] or [{}, {}, {}]
         self.a = self.d = self.s = self.shape = None
@@ -1579,8 +2292,9 @@ class Model:
         batch = Batch(*(np.ascontiguousarray(x, np.int32) for x in (tokens, targets)),
                       np.ones((B, P)) * weight, np.zeros((B, outputs, T)), outputs)
         size = dims_of(cfg)
-        constants = Constants(size.L, size.C, size.H, size.G, size.D, cfg.window or cfg.seq_len,
-                              cfg.norm_eps, self.cos[:T], self.sin[:T], self.tasks)
+        constants = BatchConstants(size.L, size.C, size.H, size.G, size.D,
+                                   cfg.window or cfg.seq_len, cfg.norm_eps, self.cos[:T],
+                                   self.sin[:T], self.tasks)
         run_batch(until, batch, self.p, self.w, self.wt, constants, self.g, self.a, self.d, self.s)
         if until == GRADIENT:                # gains and biases: add them in the order of the batch
             for name in Params._fields[VECTORS]:
@@ -1674,7 +2388,7 @@ class Model:
         MOST_AT_ONCE and MOST_BYTES allow, and half of the memory of this machine or container.  A
         larger micro-batch takes more memory and is not faster.  Free memory is not measured."""
         T = T or self.cfg.seq_len
-        shapes = (*act_shapes(self.cfg, 1, T), *dact_shapes(self.cfg, 1, T))
+        shapes = (*act_shapes(self.cfg, T), *dact_shapes(self.cfg, 1, T))
         size = self.flat.itemsize * sum(map(math.prod, shapes))      # of one sequence
         room = min(MOST_BYTES, most_memory() // 2)
         return asked or min(B, max(1, min(MOST_AT_ONCE // T, int(room // size))))
@@ -1746,7 +2460,7 @@ class Engine(Protocol):
         """The arrays that a checkpoint stores: p, m, v, each (N,) float32 on the host"""
 
     def decoder(self):
-        """A Decoder (section 9) of the current parameters, with an empty KV cache"""
+        """A Decoder (section 17) of the current parameters, with an empty KV cache"""
 
     def device(self):
         """The device and dtype of the computation, in words"""
@@ -1754,108 +2468,14 @@ class Engine(Protocol):
     def first_bad_tensor(self):
         """The tensor of the last step that is not finite, in words"""
 
-# ==== 6 Optimizer ====
+# ==== 16 Muon ====
 # Tour: docs/tour/09_training.md
-# This section holds the learning-rate schedule, gradient clipping, and two optimizers: AdamW, and
-# Muon for the matrices of the layers.  A first reader may read `lr_at` and AdamW, and skip Muon.
-
-def lr_at(step, n_steps, lr, warmup, floor, cooldown=0.0):
-    """Linear warm-up over `warmup` steps, then a half cosine from lr to floor * lr at n_steps.
-    With a cooldown, the rate is constant after the warm-up, and falls linearly in this last
-    fraction of the steps.
-    An infinite n_steps means that the run is not planned yet: the rate then stays at lr."""
-    if step < warmup:
-        return lr * (step + 1) / warmup
-    x = min(1.0, (step - warmup) / max(1, n_steps - warmup))
-    share = min(1.0, (1 - x) / cooldown) if cooldown else 0.5 * (1 + math.cos(math.pi * x))
-    return lr * (floor + (1 - floor) * share)
-
-# ---- AdamW
-# The last four fields are Muon's.  muon_lr = 0 means that AdamW updates all tensors; then the other
-# three are unused.
-Hyper = namedtuple("Hyper", "lr beta1 beta2 eps weight_decay clip correct1 correct2 muon_lr "
-                            "momentum newton_schulz embedding_lr", defaults=(0.0, 0.0, 0.0, 1.0))
-
-MUON_SETTINGS = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
-
-def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, **muon_settings):
-    """The settings of step t = 1, 2, ..., all floats.     correct1, correct2 = 1 - beta^t
-    m and v begin at zero, so the weights of the gradients in them sum to 1 - beta^t, not to 1.
-    muon_settings: the fields in MUON_SETTINGS; without them AdamW updates all tensors"""
-    settings = dict(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, clip=clip,
-                    correct1=1 - beta1 ** t, correct2=1 - beta2 ** t, **muon_settings)
-    return Hyper(**{name: float(x) for name, x in settings.items()})
-
 def hyper_of_embedding(hyper):
     """The Hyper of the embedding in a run with Muon.  It has its own rate, and the same
     lr * weight_decay."""
     return hyper._replace(lr=hyper.lr * hyper.embedding_lr,
                           weight_decay=hyper.weight_decay / hyper.embedding_lr)
 
-@jit_parallel
-def gradient_norm(g):
-    """|g|     g (N,)"""
-    N = g.size
-    blocks = 256                             # fixed: sums do not depend on the number of threads
-    squares = np.empty(blocks)               # np.zeros would become another parallel loop
-    for i in prange(blocks):
-        part = g[i * N // blocks:(i + 1) * N // blocks]
-        ss = 0.0             # float64: a long sum; float32 terms have a relative error <= 6e-8
-        for j in range(part.size):
-            ss += part[j] * part[j]
-        if math.isinf(ss):                   # the square of a float32 above 2e19 overflows
-            ss = 0.0
-            for j in range(part.size):
-                ss += np.float64(part[j]) * np.float64(part[j])
-        squares[i] = ss
-    total = 0.0
-    for i in range(blocks):                  # Numba would run .sum() in parallel, in another order
-        total += squares[i]
-    return math.sqrt(total)
-
-def clipping(norm, hyper):
-    """The factor that clips a gradient of this norm to hyper.clip."""
-    return min(1.0, hyper.clip / (norm + 1e-30))
-
-@jit_parallel
-def adamw_update(p, g, m, v, n_decay, hyper, scale):
-    """g *= scale,   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
-    p -= lr (m' / (sqrt(v') + eps) + weight_decay p),   m' = m / correct1,   v' = v / correct2
-    Loshchilov & Hutter 2019, algorithm 2; explained in docs/tour/09_training.md.  weight_decay acts
-    on the first n_decay entries.  Sets g to zero for the next step.
-    p, g, m, v (N,), hyper a Hyper"""
-    N = p.size
-    blocks = 256
-    dtype = p.dtype.type
-    scale = dtype(scale)
-    rate, eps = dtype(hyper.lr / hyper.correct1), dtype(hyper.eps)
-    unbias = dtype(hyper.correct2 ** -0.5)               # sqrt(v') = sqrt(v) * unbias
-    old1, new1 = dtype(hyper.beta1), dtype(1 - hyper.beta1)
-    old2, new2 = dtype(hyper.beta2), dtype(1 - hyper.beta2)
-    for i in prange(blocks):
-        start, end = i * N // blocks, (i + 1) * N // blocks
-        middle = min(max(n_decay, start), end)           # end of the matrices in this block
-        matrices = start, middle, hyper.lr * hyper.weight_decay
-        gains = middle, end, 0.0
-        for n0, n1, decay in (matrices, gains):
-            ps, gs, ms, vs = p[n0:n1], g[n0:n1], m[n0:n1], v[n0:n1]
-            keep = dtype(1 - decay)
-            for j in range(ps.size):
-                x = gs[j] * scale
-                ms[j] = old1 * ms[j] + new1 * x
-                vs[j] = old2 * vs[j] + new2 * x * x
-                ps[j] = keep * ps[j] - rate * ms[j] / (math.sqrt(vs[j]) * unbias + eps)
-                gs[j] = 0
-
-def adamw(p, g, m, v, n_decay, hyper):
-    """Clips g to the norm hyper.clip, then runs `adamw_update`.  Returns |g| before clipping.  If
-    |g| is not finite, nothing changes."""
-    norm = gradient_norm(g)
-    if math.isfinite(norm):
-        adamw_update(p, g, m, v, n_decay, hyper, clipping(norm, hyper))
-    return norm
-
-# ---- Muon
 # Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) updates the matrices of the layers.
 # A gradient consists mostly of a few directions, and a step along it neglects all others.  Muon
 # gives every direction the same weight.  Let U S V^T be the singular value decomposition of the
@@ -1873,10 +2493,10 @@ def adamw(p, g, m, v, n_decay, hyper):
 # model any further (bench/NOTES.md).
 #
 # One matrix holds q, k and v, and one holds gate and up, so that a single product computes them.
-# Each is still a map of its own, so Muon updates each separately, as `llama_tensors` (11.1) lists
+# Each is still a map of its own, so Muon updates each separately, as `llama_tensors` (10) lists
 # them.  The embedding, whose rows are read one at a time, the heads and the gains stay with AdamW.
 #
-# A run with Muon also starts from other parameters (`initial`, section 8).  The embedding starts
+# A run with Muon also starts from other parameters (`initial`, section 20).  The embedding starts
 # smaller, so that it does not outweigh what the layers add to it from the first step on.  It also
 # learns faster.  The heads and the matrices that write to the residual stream start at zero.
 # bench/NOTES.md says how much each change gains.
@@ -1949,7 +2569,7 @@ def orthogonalize(y, other, steps, gram, square, like):
             for j in range(row.size):
                 row[j] = b * of_gram[j] + c * row[j]
             row[i] += a
-        matmul(other, low, narrowed(square, like))
+        tiled_matmul(other, low, narrowed(square, like))
         y, other = other, y
     return y
 
@@ -1994,639 +2614,11 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
                         m[start:end].reshape(rows, columns), hyper, scale, s)
             n = fetch_add(taken[0], 0)
 
-# ==== 7 Batches ====
-# This section cuts the training data into batches: `Batches` reads windows of one long text, and
-# `Examples` reads rows of questions and answers.  A first reader may skip `Examples`, which only
-# fine-tuning uses.
-
-# ---- windows of a text
-def targets_of(rows, P):
-    """targets (P, B, T) of rows (B, T + P): head k at position t predicts entry t + 1 + k."""
-    T = rows.shape[1] - P
-    return np.stack([rows[:, 1 + k:1 + k + T] for k in range(P)])
-
-def windows(tokens, starts, T, P):
-    """tokens (B, T), targets (P, B, T) of the windows that begin at `starts`, int32
-    Past the end of the text, targets are -1 and tokens are 0."""
-    rows = np.full((len(starts), T + P), -1, np.int32)
-    for row, start in zip(rows, starts, strict=True):
-        piece = tokens[start:start + T + P]
-        row[:len(piece)] = piece
-    return np.maximum(rows[:, :T], 0), targets_of(rows, P)
-
-COUNTED_AT_ONCE = 1 << 20    # tokens
-
-class Windows:
-    """All adjacent windows (n, T) of a text, int32, from its entry `first` on.  A window is copied
-    from the text when it is indexed, because the text may be larger than memory.
-    fill: stands past the end of the text and in place of the token `end`, the end of a document"""
-
-    def __init__(self, text, T, first=0, fill=0, end=-1):
-        self.text, self.first, self.fill, self.end = text, first, fill, end
-        self.shape = -(-(len(text) - 1) // T), T
-        self.size = math.prod(self.shape)
-        ends = 0
-        if end >= 0:                         # in blocks: the text may be larger than memory
-            ends = sum(np.count_nonzero(text[i:i + COUNTED_AT_ONCE] == end)
-                       for i in range(first, len(text), COUNTED_AT_ONCE))
-        self.n_valid = len(text) - first - ends
-
-    def __len__(self):
-        return self.shape[0]
-
-    def __getitem__(self, rows):
-        need_whole(self.text)
-        n, T = self.shape
-        starts = np.arange(n)[rows] * T + self.first
-        found = np.full((len(starts), T), self.fill, np.int32)
-        for row, start in zip(found, starts, strict=True):
-            piece = self.text[start:start + T]
-            row[:len(piece)] = piece
-        found[found == self.end] = self.fill
-        return found
-
-    def __array__(self, dtype=None, copy=None):
-        return self[:].astype(dtype or np.int32)
-
-class Epochs:
-    """Endless epochs.  Each epoch has its own permutation of range(n).
-    Entry i lies in epoch i // n, and (seed, epoch) determines the phase and the permutation.  So
-    entry i depends on (seed, i) alone, and the data cursor of a checkpoint is just the step."""
-
-    def __init__(self, n, T, seed):
-        self.n, self.T, self.seed, self.epoch = n, T, seed, None
-
-    def entry(self, i):
-        """(epoch, index < n, phase of the epoch, 0 <= phase < T)"""
-        epoch, j = divmod(i, self.n)
-        if epoch != self.epoch:              # keep only the permutation of one epoch
-            rng = np.random.default_rng((self.seed, epoch))
-            self.phase = rng.integers(self.T)
-            self.order = rng.permutation(self.n)
-            self.epoch = epoch
-        return epoch, self.order[j], self.phase
-
-    def n_read(self, i, B):
-        """The number of tokens in rows i to i + B of the run.  Windows have no padding."""
-        return B * self.T
-
-class Batches(Epochs):
-    """Adjacent windows of T tokens.  The first window begins at the phase of the epoch, so each
-    epoch cuts the text at other places."""
-
-    def __init__(self, tokens, T, P, seed):
-        super().__init__(len(tokens) // T - 1, T, seed)
-        shorter = f", or --seq-len {len(tokens) // 2}" if len(tokens) >= 32 else ""
-        need(self.n > 0, f"expected {2 * T:,} training tokens or more, two windows of {T}, found "
-             f"{len(tokens):,}; use a longer text with --data{shorter}")
-        self.tokens, self.P = tokens, P
-
-    def take(self, i, B):
-        """tokens (B, T), targets (P, B, T): windows i to i + B of the run."""
-        need_whole(self.tokens)
-        entries = [self.entry(j) for j in range(i, i + B)]
-        starts = [window * self.T + phase for _, window, phase in entries]
-        return windows(self.tokens, starts, self.T, self.P)
-
-# ---- rows of examples
-class Examples(Epochs):
-    """One example per row: question, answer, question, answer, and so on, then padding.  An answer
-    includes the token that ends it.  Attention never crosses rows.  Only tokens of answers are
-    targets, for every head.  The R rows of one question stay together.  `rows` may hold several
-    copies of all rows, one after the other: epoch e reads copy e % copies."""
-
-    def __init__(self, rows, T, P, seed, R=1, copies=1):
-        """rows: each (asked, answered, asked, answered, ...), arrays of at most T + 1 ids in all"""
-        super().__init__(len(rows) // R // copies, T, seed)          # n questions
-        self.P, self.R, self.copies = P, R, copies
-        self.rows = np.full((len(rows), T + P), -1, np.int32)
-        self.answers = self.rows.copy()
-        for i, parts in enumerate(rows):
-            start = 0
-            for part, learned in zip(parts, itertools.cycle((False, True))):
-                end = start + len(part)
-                self.rows[i, start:end] = part
-                if learned:
-                    self.answers[i, start:end] = part
-                start = end
-
-    def batch(self, rows):
-        """tokens (B, T), targets (P, B, T) of these rows, int32; -1 outside of the answers"""
-        return np.maximum(self.rows[rows, :self.T], 0), targets_of(self.answers[rows], self.P)
-
-    def row(self, i):
-        """The index in self.rows of row i of the run."""
-        epoch, prompt, _ = self.entry(i // self.R)
-        copy = epoch % self.copies
-        return self.R * (copy * self.n + prompt) + i % self.R
-
-    def pick(self, i, B):
-        """The indices in self.rows of rows i to i + B of the run."""
-        return [self.row(j) for j in range(i, i + B)]
-
-    def take(self, i, B):
-        """tokens (B, T), targets (P, B, T): rows i to i + B of the run."""
-        return self.batch(self.pick(i, B))
-
-    def n_read(self, i, B):
-        return int((self.rows[self.pick(i, B), :self.T] >= 0).sum())
-
-class Validation(NamedTuple):
-    """Held-out data: the arguments of `evaluate` (8) after the model"""
-    tokens: np.ndarray         # (n, T) int32, or Windows
-    targets: np.ndarray        # (n, T) int32, -1 for none, or Windows
-    n_bytes: int               # length of the text that the targets spell
-
-@dataclass
-class DataSet:
-    """The training and validation data of a run, returned by its `load`."""
-    path: str                  # the file that was read, and its digest
-    sha256: str
-    tokenizer: bpe.Tokenizer
-    batches: Epochs            # for training: take(i, B) -> tokens (B, T), targets (P, B, T)
-    validation: Validation
-    bytes_per_token: float     # of the training data
-    steps: int | None          # length of the run; None: `plan` sets it by the clock
-    table: list                # printed at the start: (name, value)
-
-# ==== 8 Training ====
-# Tour: docs/tour/09_training.md, and 10_answers.md for fine-tuning and preferences
-# This section trains a model: loss, validation, the training loop, fine-tuning and preferences.  A
-# first reader may read `TrainingLoop.train`, the training loop, and skip what follows it.
-
-# ---- loss and validation
-def loss_weights(targets, mtp_weight):
-    """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
-    CE_k is the mean over the valid targets (not -1) of the whole step, across all micro-batches.
-    targets (P, ...) -> (P,)"""
-    P = len(targets)
-    count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
-    of_heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
-    return np.array(of_heads) / count
-
-def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
-    """Bits per byte of head 0 = sum CE / ln 2 / bytes, which is independent of the tokenizer.
-    tokens, targets (n, T) of a text of n_bytes.  rows: how many of the n rows to measure, spread
-    evenly; None: all.  batch: rows per forward pass"""
-    pick = np.linspace(0, len(tokens) - 1, min(len(tokens), rows or len(tokens))).astype(int)
-    nats = n_valid = 0
-    for part in with_progress(np.split(pick, range(batch, len(pick), batch)), "validation"):
-        x, y = tokens[part], targets[part]
-        nats += model.losses(x, y).sum()
-        n_valid += np.count_nonzero(y >= 0)
-    share = n_valid / count_targets(targets)             # estimates the share of the bytes
-    return float(nats / math.log(2) / (n_bytes * share))
-
-def count_targets(targets):
-    """The number of targets that are not -1"""
-    return targets.n_valid if isinstance(targets, Windows) else np.count_nonzero(targets >= 0)
-
-# ---- the training loop
-ESTIMATE = 64        # held-out rows of a validation during the run, always the same rows
-PLANNED_FROM = 5     # the step of a process after which the length of a run by minutes is planned
-FEWEST = 8           # rows; a validation on fewer rows says little
-ON, OFF, ON_AGAIN = 0, 1, 2  # phases of the auxiliary heads
-FEWEST_STEPS = 10    # a shorter run whose length was not given in steps gets a note
-WORSE = 1.01         # times the best validation; a worse one means that the model overfits
-
-class Progress:
-    """Measures the steps of a run in this process.  now: seconds, see `TrainingLoop.elapsed`
-    step_time: mean seconds per step, including the log and later validations.  Step 1 and the first
-    validation may include compilation.  Step 1 therefore counts only until step 2 is done, and the
-    first validation does not count at all."""
-
-    def __init__(self, now):
-        self.steps, self.has_validated = 0, False
-        self.printed = now                   # when the last line was printed
-
-    def count_step(self, seconds, now):
-        self.steps += 1
-        if self.steps == 1:
-            self.step_time, self.timed_from = seconds, now
-        else:
-            self.step_time = (now - self.timed_from) / (self.steps - 1)
-
-    def count_validation(self, seconds):
-        if self.steps and not self.has_validated:
-            self.timed_from += seconds
-            self.has_validated = True
-
-    def is_due(self, step):
-        """Is it time to plan the run again, and to print a line?  After step 5 of this process, and
-        then after every step whose number is divisible by 20."""
-        return self.steps == PLANNED_FROM or (self.steps > PLANNED_FROM and step % 20 == 0)
-
-class TrainingLoop:
-    """The steps of a training run.  The subclass `Run` (11.2) prepares the run.  `Run` also has
-    three methods that are called here: `record` writes to the log, `sample_text` generates a
-    sample, `save_if_possible` writes a checkpoint.  `Run` sets these attributes:"""
-    model: Engine            # see section 5
-    data: DataSet            # see section 7
-    options: "RunOptions"    # see section 11.2; `train` uses TrainOptions
-    state: "State"           # see section 11.1
-    B: int                   # rows of a batch, and T tokens per row
-    T: int
-    next: tuple              # the next batch: tokens (B, T), targets (P, B, T)
-    lr: float                # peak learning rate of AdamW, at this width of the model
-    out: str                 # name of the checkpoint
-    began: float             # see `elapsed`
-    updating: bool           # True while an update changes the parameters
-    against_overfitting: str # advice for the note about overfitting
-
-    line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # filled from a log record
-    validates_first = False                  # before step 1?  With --init, yes
-    R = 1                                    # rows that stay together in a batch; 2 in DPO
-    most_final = 1 << 19                     # held-out tokens of the final validation of a text
-
-    def train(self, caught):
-        """The training loop.  It ends after the last step, or after a step in which a signal came.
-        caught: a list of the signals so far"""
-        s, o, model, batches = self.state, self.options, self.model, self.data.batches
-        self.progress = progress = Progress(self.elapsed())
-        if s.step == 0 and self.validates_first:
-            self.validate_midway()
-        while s.step < (s.n_steps or math.inf) and not caught:
-            began = time.perf_counter()
-            tokens, targets = self.next                  # (B, T), (P, B, T)
-
-            # The gradient of the loss: a forward and a backward pass for each micro-batch
-            weight, measures = self.ce_weights(tokens, targets)          # (B, P)
-            for b in range(0, self.B, s.micro_batch):
-                rows = slice(b, b + s.micro_batch)
-                model.gradient(tokens[rows], targets[:, rows], weight[rows])
-            self.next = batches.take((s.step + 1) * self.B, self.B)      # a GPU computes meanwhile
-
-            # The update: clip the gradient, then AdamW or Muon
-            hyper = self.hyper()
-            self.updating = True             # from here on, parameters may be those of step + 1
-            losses, norm = model.update(hyper)
-            ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))      # (P,)
-            self.stop_if_not_finite(ce, norm)
-            s.step, self.updating = s.step + 1, False    # step and parameters agree again
-            s.tokens_seen = s.step * tokens.size
-
-            # The log; every 20 steps, or after 10 seconds, a printed line
-            seconds = time.perf_counter() - began
-            r = self.log_entry(ce, norm, hyper, weight, seconds) | measures      # DPO has its loss
-            self.record(**r)
-            progress.count_step(seconds, self.elapsed())
-            if progress.is_due(s.step) or progress.steps < PLANNED_FROM:
-                self.plan_if_open(progress.step_time)
-            due = progress.is_due(s.step) or s.step == s.n_steps
-            if due or self.elapsed() - progress.printed > MOST_SILENT:
-                progress.printed = self.elapsed()
-                self.report(r, progress.step_time)
-
-            # Validation and checkpoints; after the last step, `Run.go` makes both
-            if s.step != s.n_steps:
-                if s.step % o.eval_every == 0:
-                    self.validate_midway()
-                if s.step % o.save_every == 0:
-                    self.save_if_possible()
-
-    def stop_if_not_finite(self, ce, norm):
-        """Ends the run if a loss or the norm of the gradient is not finite."""
-        if not (math.isfinite(norm) and np.isfinite(ce).all()):
-            raise UserError(f"step {self.state.step + 1}: {self.model.first_bad_tensor()}; the run "
-                            f"stops here, {self.out} is unchanged; start again with a lower --lr "
-                            f"and another --out")
-
-    def log_entry(self, ce, norm, hyper, weight, seconds):
-        """The log record of the step that has just ended.
-        ce (P,): mean loss of each head; weight (B, P), from `ce_weights`"""
-        s, data = self.state, self.data
-        n_read = data.batches.n_read((s.step - 1) * self.B, self.B)      # without padding
-        trained = weight.any(0)              # (P,): heads with a weight
-        return {"step": s.step, "loss": ce[0], "heads": ce[trained].tolist(), "lr": hyper.lr,
-                "norm": norm, "bits_per_byte": ce[0] / math.log(2) / data.bytes_per_token,
-                "ms": 1e3 * seconds, "tokens_per_s": n_read / seconds, "n_steps": s.n_steps}
-
-    def plan_if_open(self, step_time):
-        """Plans the length of a run that trains for minutes, until its last tenth begins."""
-        s = self.state
-        in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
-        if not self.data.steps and not in_last_tenth:
-            self.plan(step_time)
-
-    def validate_midway(self):
-        """Estimates the loss of held-out text, samples a text, and prints and records both."""
-        s, began = self.state, self.elapsed()
-        estimate, sample = self.validate(ESTIMATE), self.sample_text(40)
-        self.progress.count_validation(self.elapsed() - began)
-        self.record(step=s.step, sample=sample)
-        said = textwrap.indent(for_terminal(sample.strip("\n")), "    ")
-        print(f"step {s.step:>5}  validation {estimate} (estimate)", *filter(None, [said]),
-              sep="\n", flush=True)
-        self.compare(s.bits_per_byte)
-
-    def hyper(self):
-        """The Hyper of the next step."""
-        o, s = self.options, self.state
-
-        def rate(highest):
-            n_steps = s.n_steps or math.inf  # not planned yet
-            return lr_at(s.step, n_steps, highest, o.warmup, o.floor, o.cooldown)
-
-        muon_settings = {}
-        if o.optimizer == "muon":
-            muon_settings = {name: getattr(o, name) for name in MUON_SETTINGS}
-            muon_settings["muon_lr"] = rate(o.muon_lr)
-        return hyper_at(s.step + 1, rate(self.lr), beta1=o.beta1, beta2=o.beta2, clip=o.clip,
-                        weight_decay=o.weight_decay, **muon_settings)
-
-    def ce_weights(self, tokens, targets):
-        """d loss / d (summed CE of head k of sequence b), (B, P), and more values for the log."""
-        mtp_weight = 0.0 if self.heads_are_off() else self.options.mtp_weight
-        return np.tile(loss_weights(targets, mtp_weight), (self.B, 1)), {}
-
-    def heads_are_off(self):
-        """Are the auxiliary heads 1.. switched off in the next step?  They help at the beginning.
-        A final tenth of the run (mtp_from = 0.9) lets them catch up with the finished model.
-        A phase that has begun never ends earlier when `plan` finds that the run becomes longer."""
-        o, s = self.options, self.state
-        if s.n_steps is not None:
-            share = (s.step + 1) / s.n_steps
-            phase = ON if share <= o.mtp_until else OFF if share <= o.mtp_from else ON_AGAIN
-            s.mtp_phase = max(s.mtp_phase, phase)
-        return s.mtp_phase == OFF
-
-    def validate(self, rows=None):
-        """Measures held-out text; rows: how many of its rows, None: all.  Returns the
-        result as text."""
-        s = self.state
-        measured = evaluate(self.model, *self.data.validation, rows, s.micro_batch)
-        need(math.isfinite(measured),
-             f"step {s.step}: the validation loss is {measured} bits/byte; {self.out} is "
-             f"unchanged; start again with a lower --lr and another --out")
-        s.bits_per_byte = measured
-        self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
-        return f"{s.bits_per_byte:.4f} bits/byte"
-
-    def compare(self, estimate):
-        """Records the best estimate so far; with --keep-best, it also saves that model.  All
-        estimates use the same rows, so they are comparable."""
-        s = self.state
-        if s.best is None or estimate < s.best:
-            s.best, s.best_step = estimate, s.step
-            if self.options.keep_best:
-                self.save_if_possible(best=True)
-
-    def compare_last(self):
-        """Runs after the last `validate`.  Returns a note if an earlier model was clearly better,
-        else ""."""
-        s, held_out = self.state, self.data.validation
-        n, estimate = len(held_out.tokens), s.bits_per_byte
-        if n > ESTIMATE:                     # the last validation took all rows: not comparable
-            estimate = evaluate(self.model, *held_out, ESTIMATE, s.micro_batch)
-        self.compare(estimate)
-        return self.note_of_end(n, estimate)
-
-    def note_of_end(self, n, estimate):
-        """A note if the model overfits, else "".  estimate: the last one, of n held-out rows"""
-        s = self.state
-        if n < FEWEST or estimate <= WORSE * s.best:
-            return ""
-        return (f"the best validation was {s.best:.4f} bits/byte, at step {s.best_step:,}; the "
-                f"same rows now have {estimate:.4f}: the model overfits; use "
-                f"{self.against_overfitting}")
-
-    def plan(self, step_time):
-        """Sets n_steps to as many steps as fit into the remaining minutes; step_time: seconds per
-        step.  The last validation takes part of that time, see `final_rows`.  Before PLANNED_FROM
-        steps are measured, this only ends a run whose minutes are over."""
-        s = self.state
-        left = (60 * self.options.minutes - self.elapsed()) / step_time      # in steps
-        if self.progress.steps >= PLANNED_FROM:
-            check = self.most_rows() / (3 * self.B)      # in steps: forward is a third of a step
-            in_part = (3 * left - s.step) / 4            # solves n + (s.step + n) / 3 = left
-            s.n_steps = s.step + max(0, int(max(left - check, in_part)))
-        elif left <= 0:
-            s.n_steps = s.step
-
-    def most_rows(self):
-        """The largest number of held-out rows of the final validation: all, or rows of `most_final`
-        tokens in all, spread evenly over a larger part"""
-        n, T = self.data.validation.tokens.shape
-        return min(n, max(1, self.most_final // T))
-
-    def final_rows(self):
-        """The number of held-out rows of the final validation: `most_rows`, but in a run by minutes
-        at most as many as were trained on.  A forward pass takes a third of a step, so the
-        validation then takes at most a quarter of the minutes, also on a slow machine."""
-        most = self.most_rows()
-        return most if self.data.steps else max(1, min(most, self.state.n_steps * self.B))
-
-    def report(self, r, step_time):
-        """Prints the line of a step; r: its log record."""
-        s = self.state
-        left = int((s.n_steps - s.step) * step_time) if s.n_steps else 0
-        print(f"step {s.step:>5}/{s.n_steps or '?'}  {self.line.format(**r)}  lr {r['lr']:.1e}"
-              f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  {r['tokens_per_s'] / 1e3:.1f}k tok/s  "
-              f"ETA {left // 60}:{left % 60:02d}", flush=True)
-
-    def elapsed(self):
-        """Seconds of training, over all resumed parts.  Only steps, validations and saves count,
-        and not the time in which data are read or kernels are compiled before the first step."""
-        return time.perf_counter() - self.began
-
-    def initial(self, cfg):
-        """Initial parameters, with the changes for Muon that section 6 describes."""
-        flat = init_params(cfg, self.options.seed)
-        if self.options.optimizer == "muon":
-            p = views(flat, param_table(cfg))
-            p.wte[:] *= np.float32(EMBEDDING_INIT)
-            for written in (p.attn_proj, p.down, p.lm_head):
-                written[:] = 0
-        return flat
-
-# ---- fine-tuning
-# Fine-tuning uses the same loop and the same loss.  A row is an example, and only the tokens of its
-# answers are targets: see `Examples` (7).  Section 10 defines how a conversation becomes text.
-def chatml_row(messages, learned_from, tokenizer, encode):
-    """These messages in ChatML, as `chat_ids` encodes them: [asked, answered, asked, ...], ids
-    Assistant messages from index learned_from on are answers, each with the token that ends it.
-    All other messages count as asked."""
-    start, end = (tokenizer.specials[name] for name in CHATML_TOKENS)
-    row, asked = [], []
-    for i, (role, text) in enumerate(messages):
-        if role == "assistant" and i >= learned_from:
-            asked += [start, *encode("assistant\n")]
-            row += [asked, [*encode(text), end]]
-            asked = [*encode("\n")]
-        else:
-            asked += [start, *encode(f"{role}\n{text}"), end, *encode("\n")]
-    return [np.array(part, np.int32) for part in row]    # an unanswered end is left out
-
-# ---- preferences
-def dpo_loss(ce, reference, beta):
-    """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
-    d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
-    pi is the policy, ref the model at step 0;  y is the chosen response, y' the rejected one
-    ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
-    -> measures, means over the n pairs, and d loss / d CE (2n,)
-    accuracy: the share of pairs with m > 0; a tie counts half.  kl: the mean of log ref(y)/pi(y),
-    nats per response.  It would be an unbiased estimate of KL(ref || pi) if ref had sampled y.  As
-    other texts are given, it is only an indication, and may be negative."""
-    with np.errstate(invalid="ignore"):      # for a NaN in ce; `train` then reports the step
-        log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
-        margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
-        slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
-        measures = dict(loss=np.logaddexp(0, -margin).mean(),
-                        accuracy=(np.sign(margin) + 1).mean() / 2,
-                        margin=margin.mean(),
-                        kl=-log_ratio[:, 0].mean())
-    return measures, np.stack((slope, -slope), 1).ravel()
-
-class PreferenceLoop(TrainingLoop):
-    """The training loop on pairs of responses, with `dpo_loss` as its loss."""
-    learned_reference: np.ndarray            # -log ref of each row of the training pairs
-
-    def losses(self, examples, rows):
-        """-log pi of the responses in these rows, (B,), computed one micro-batch at a time."""
-        ce, micro = [], self.state.micro_batch
-        for b in with_progress(range(0, len(rows), micro), "reading pairs"):
-            tokens, targets = examples.batch(rows[b:b + micro])
-            ce.append(self.model.losses(tokens, targets[0]))
-        return np.concatenate(ce)
-
-    def all_losses(self, examples):
-        return self.losses(examples, range(len(examples.rows)))
-
-    def ce_weights(self, tokens, targets):
-        """Runs an extra forward pass, because the weight of a row depends on both responses of its
-        pair.  The option nll adds nll * mean(CE(y) / tokens of y) over the pairs to the loss."""
-        o, learned = self.options, self.data.batches
-        rows = learned.pick(self.state.step * self.B, self.B)
-        ce = self.losses(learned, rows)
-        weight = np.zeros((self.B, len(targets)))        # heads 1.. get no weight
-        measures, weight[:, 0] = dpo_loss(ce, self.learned_reference[rows], o.beta)
-        chosen = slice(None, None, 2)
-        weight[chosen, 0] += 2 * o.nll / self.B / (targets[0, chosen] >= 0).sum(1)
-        return weight, measures
-
-# ==== 9.1 Inference ====
-# Tour: docs/tour/01_talk.md, and 10_answers.md for the KV cache and draft tokens
-# This section generates text.  `generate` is the whole idea, and `sample` picks a token.  The rest
-# makes it fast: a decoder with a KV cache, for many sequences at once.  A first reader may stop
-# after `sample`, or read on to `decode_step`.
-
-# ---- one text
-def generate(decoder, prompt, n, rng, sampling, end=None):
-    """Yields up to n tokens that continue the prompt's ids.  The id `end` ends the text and is not
-    yielded.  rng: its method random() returns numbers from [0, 1).  sampling: see `sample`.
-    A `Reply` (9.2) has the same tokens, faster, and adds penalties, stop texts and draft tokens."""
-    need(len(prompt), NO_TOKEN)
-    ids = prompt
-    for _ in range(n):
-        logits = decoder.step(*ids)          # of the token that follows all ids so far, (V,)
-        token = sample(logits, rng, sampling)
-        if token == end:
-            return
-        yield token
-        ids = [token]
-
-NO_TOKEN = ("the prompt has no tokens: it is empty, or the tokenizer knows none of its bytes; use "
-            "another prompt")
-
-# ---- sampling
-def sample(logits, rng, o):
-    """Samples an id from softmax(logits / temperature), restricted by top-k, top-p and min-p.
-    logits (V,); o: a Sampling, below, of which temperature, top_k, top_p and min_p are used.  Each
-    restriction is applied to the probabilities of all tokens, and the strictest one decides."""
-    best = int(np.argmax(logits))            # argmax finds the first NaN, if there is one
-    need(logits[best] != -math.inf, "no token may follow here: JSON mode allows none of the "
-         "model's tokens; use another schema")
-    if not math.isfinite(logits[best]):
-        raise UserError(f"the logit of token {best} is {logits[best]}, expected a finite number; "
-                        f"the model's weights are too large: use another checkpoint")
-    if o.temperature == 0:
-        return best
-    z = logits.astype(np.float64)
-    odds = np.exp((z - z[best]) / max(o.temperature, 1e-99))         # 1 for the most probable token
-    n = min(o.top_k or len(odds), len(odds))
-    if o.top_p < 1:                          # the fewest whose sum reaches top_p of the total
-        total = np.sort(odds)[::-1].cumsum()
-        n = min(n, 1 + int(np.searchsorted(total, o.top_p * total[-1])))
-    if n < len(odds):
-        odds[~largest_mask(odds, n)] = 0
-    odds[odds < o.min_p] = 0
-    total = odds.cumsum()
-    return int(np.searchsorted(total, rng.random() * total[-1], side="right"))
-
-def largest_mask(x, n):
-    """A mask of the n largest numbers of x; among equal numbers the first ones win."""
-    least = np.partition(x, len(x) - n)[len(x) - n]
-    chosen = x > least
-    chosen[np.flatnonzero(x == least)[:n - np.count_nonzero(chosen)]] = True
-    return chosen
-
-def log_softmax(logits):
-    z = logits.astype(np.float64)
-    z -= z.max()
-    return z - math.log(np.exp(z).sum())
-
-@dataclass
-class Sampling(Settings):
-    """How a text is sampled, and how long it may be."""
-    temperature: float = setting(0.8, 0, 100, "sampling temperature, a divisor of the logits; 0: "
-                                 "always the most probable token")
-    top_k: int = setting(0, 0, 1 << 40, "top-k sampling: sample from the k most probable tokens; "
-                         "0: all")
-    top_p: float = setting(1.0, 0, 1, "nucleus sampling: keep the smallest set of tokens whose "
-                           "total probability is at least p; 1: all")
-    min_p: float = setting(0.0, 0, 1, "min-p sampling: drop tokens less probable than this "
-                           "fraction of the most probable one's; 0: none")
-    presence_penalty: float = setting(0.0, -100, 100, "presence penalty: subtracted from the "
-                                      "logits of tokens that the reply contains; 0: none")
-    frequency_penalty: float = setting(0.0, -100, 100, "frequency penalty: subtracted from a "
-                                       "logit once per occurrence in the reply; 0: none")
-    repeat_penalty: float = setting(1.0, 0.01, 100, "repeat penalty: divides the positive logits "
-                                    "of recent tokens, prompt included, and multiplies their "
-                                    "negative logits; 1: none")
-    repeat_last_n: int = setting(64, -1, 1 << 40, "number of recent tokens that the repeat penalty "
-                                 "affects; 0: none, -1: all")
-    tokens: int = setting(200, 0, 1 << 40, "largest number of tokens in a reply")
-    stop: list = field(default_factory=list, metadata={
-        "help": "text that ends a reply and is left out of it; may be given several times"})
-    logprobs: int = setting(0, 0, 1 << 20, "also report the log-probabilities of the n most "
-                            "probable tokens at each position; 0: none")
-    speculate: int = setting(-1, -1, 15, "speculative decoding: number of draft tokens per step, "
-                             "which do not change the text; 0: off; -1: chosen by measurement")
-    n: int = setting(1, 1, 1 << 16, "number of replies per prompt; in the terminal, a numbered "
-                     "line precedes each of several")
-    seed: int = setting(1, 0, 1 << 60, "random seed of the sampling")
-    json_schema: str = setting("", 0, 0, "JSON mode: the reply fits the JSON schema in this file; "
-                               "object: it is any JSON object; empty: off")
-    weights: str = setting("", 0, 0, "format of the weights in memory: f32, bf16, or on the CPU "
-                           "int8; empty: f32, on a GPU bf16 if supported")
-    template: str = setting("", 0, 0, "chat template: alpaca or chatml; empty: the model's own")
-    thinking: str = setting("", 0, 0, "on or off, for models that think before they answer, as "
-                            "Qwen3 does; empty: the default of the chat template")
-
-    def check(self):
-        super().check()
-        need_setting(all(isinstance(text, str) and text and text == as_text(text)
-                         for text in self.stop), lambda spell:
-                     f"{spell('stop')}: expected non-empty texts, found {self.stop}")
-        need_thinking(self.thinking)
-        return self
-
-    @property
-    def penalizes(self):
-        """Do penalties change the logits?"""
-        return bool(self.presence_penalty or self.frequency_penalty or self.repeat_penalty != 1)
-
-@dataclass
-class ChatSampling(Sampling):
-    """How answers are sampled in a chat: at a lower temperature, which makes fewer mistakes
-    (bench/NOTES.md) but still varies the answers"""
-    temperature: float = setting(0.5, 0, 100, "sampling temperature, a divisor of the logits; 0: "
-                                 "always the most probable token")
-    n: int = setting(1, 1, 1)                # a chat has one answer, without log-probabilities
-    logprobs: int = setting(0, 0, 0)
-    json_schema: str = setting("", 0, 0)
-
-# ---- rows and slots
+# ==== 17 Batched decoding ====
+# Tour: docs/tour/10_answers.md, for the KV cache and draft tokens
+# This replaces `PlainDecoder` of section 6.  A step reads each weight once, for the next token of
+# many sequences.
+#
 # rows     a row is one token, at one position of one slot; R rows are computed together
 # slots    a slot is the KV cache of one sequence; a batch of n sequences needs n slots
 # parts    a part is what a caller asks for: the tokens to append to one slot
@@ -2791,11 +2783,11 @@ def attend(att, qkv, rows, kv, window, s, r0, r1, g):
         for j in range(D):
             to[j] = source[j]
     S = s.scores[:m, :n]
-    matmul(S, s.q[:m], k[slot, g, :(n + width - 1) // width])
+    tiled_matmul(S, s.q[:m], k[slot, g, :(n + width - 1) // width])
     for i in range(m):
         softmax_in_window(S[i], rows.positions[r0 + i // per_key], window, entries,
                           S.dtype.type(1 / math.sqrt(D)))
-    matmul(s.out[:m], S, v[slot, g, :n])
+    tiled_matmul(s.out[:m], S, v[slot, g, :n])
     for i in range(m):
         start = (g * per_key + i % per_key) * D
         source, to = s.out[i], att[r0 + i // per_key, start:start + D]
@@ -3237,9 +3229,76 @@ def steps_of(pieces):
         free -= len(ids)
     yield step
 
-# ==== 9.2 Replies ====
+# ==== 18 Replies ====
 # A `Reply` is a text that is being generated.  This section generates many replies at once, and
-# speeds up each one by draft tokens.  A first reader may skip it all, and `Pace` in any case.
+# speeds up each one by draft tokens.
+
+# ---- sampling
+def log_softmax(logits):
+    z = logits.astype(np.float64)
+    z -= z.max()
+    return z - math.log(np.exp(z).sum())
+
+@dataclass
+class Sampling(Settings):
+    """How a text is sampled, and how long it may be."""
+    temperature: float = setting(0.8, 0, 100, "sampling temperature, a divisor of the logits; 0: "
+                                 "always the most probable token")
+    top_k: int = setting(0, 0, 1 << 40, "top-k sampling: sample from the k most probable tokens; "
+                         "0: all")
+    top_p: float = setting(1.0, 0, 1, "nucleus sampling: keep the smallest set of tokens whose "
+                           "total probability is at least p; 1: all")
+    min_p: float = setting(0.0, 0, 1, "min-p sampling: drop tokens less probable than this "
+                           "fraction of the most probable one's; 0: none")
+    presence_penalty: float = setting(0.0, -100, 100, "presence penalty: subtracted from the "
+                                      "logits of tokens that the reply contains; 0: none")
+    frequency_penalty: float = setting(0.0, -100, 100, "frequency penalty: subtracted from a "
+                                       "logit once per occurrence in the reply; 0: none")
+    repeat_penalty: float = setting(1.0, 0.01, 100, "repeat penalty: divides the positive logits "
+                                    "of recent tokens, prompt included, and multiplies their "
+                                    "negative logits; 1: none")
+    repeat_last_n: int = setting(64, -1, 1 << 40, "number of recent tokens that the repeat penalty "
+                                 "affects; 0: none, -1: all")
+    tokens: int = setting(200, 0, 1 << 40, "largest number of tokens in a reply")
+    stop: list = field(default_factory=list, metadata={
+        "help": "text that ends a reply and is left out of it; may be given several times"})
+    logprobs: int = setting(0, 0, 1 << 20, "also report the log-probabilities of the n most "
+                            "probable tokens at each position; 0: none")
+    speculate: int = setting(-1, -1, 15, "speculative decoding: number of draft tokens per step, "
+                             "which do not change the text; 0: off; -1: chosen by measurement")
+    n: int = setting(1, 1, 1 << 16, "number of replies per prompt; in the terminal, a numbered "
+                     "line precedes each of several")
+    seed: int = setting(1, 0, 1 << 60, "random seed of the sampling")
+    json_schema: str = setting("", 0, 0, "JSON mode: the reply fits the JSON schema in this file; "
+                               "object: it is any JSON object; empty: off")
+    weights: str = setting("", 0, 0, "format of the weights in memory: f32, bf16, or on the CPU "
+                           "int8; empty: f32, on a GPU bf16 if supported")
+    template: str = setting("", 0, 0, "chat template: alpaca or chatml; empty: the model's own")
+    thinking: str = setting("", 0, 0, "on or off, for models that think before they answer, as "
+                            "Qwen3 does; empty: the default of the chat template")
+
+    def check(self):
+        super().check()
+        need_setting(all(isinstance(text, str) and text and text == as_text(text)
+                         for text in self.stop), lambda spell:
+                     f"{spell('stop')}: expected non-empty texts, found {self.stop}")
+        need_thinking(self.thinking)
+        return self
+
+    @property
+    def penalizes(self):
+        """Do penalties change the logits?"""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repeat_penalty != 1)
+
+@dataclass
+class ChatSampling(Sampling):
+    """How answers are sampled in a chat: at a lower temperature, which makes fewer mistakes
+    (bench/NOTES.md) but still varies the answers"""
+    temperature: float = setting(0.5, 0, 100, "sampling temperature, a divisor of the logits; 0: "
+                                 "always the most probable token")
+    n: int = setting(1, 1, 1)                # a chat has one answer, without log-probabilities
+    logprobs: int = setting(0, 0, 0)
+    json_schema: str = setting("", 0, 0)
 
 # ---- a reply
 def rng_of(seed, prompt=0, answer=0):
@@ -3578,7 +3637,484 @@ def generate_many(reader, replies, pace=None):
             free.append(reply.slot)
             yield number, reply
 
-# ==== 10 Conversation ====
+# ======== Part III: what surrounds a model ========
+
+# ==== 19 Data of a run ====
+# `Batches` (8) reads windows of one long text, and `Examples` reads rows of questions and answers.
+COUNTED_AT_ONCE = 1 << 20    # tokens
+
+class Windows:
+    """All adjacent windows (n, T) of a text, int32, from its entry `first` on.  A window is copied
+    from the text when it is indexed, because the text may be larger than memory.
+    fill: stands past the end of the text and in place of the token `end`, the end of a document"""
+
+    def __init__(self, text, T, first=0, fill=0, end=-1):
+        self.text, self.first, self.fill, self.end = text, first, fill, end
+        self.shape = -(-(len(text) - 1) // T), T
+        self.size = math.prod(self.shape)
+        ends = 0
+        if end >= 0:                         # in blocks: the text may be larger than memory
+            ends = sum(np.count_nonzero(text[i:i + COUNTED_AT_ONCE] == end)
+                       for i in range(first, len(text), COUNTED_AT_ONCE))
+        self.n_valid = len(text) - first - ends
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __getitem__(self, rows):
+        need_whole(self.text)
+        n, T = self.shape
+        starts = np.arange(n)[rows] * T + self.first
+        found = np.full((len(starts), T), self.fill, np.int32)
+        for row, start in zip(found, starts, strict=True):
+            piece = self.text[start:start + T]
+            row[:len(piece)] = piece
+        found[found == self.end] = self.fill
+        return found
+
+    def __array__(self, dtype=None, copy=None):
+        return self[:].astype(dtype or np.int32)
+
+class TextBatches(Batches):
+    """`Batches` of a text that may be a memory-mapped file"""
+
+    def take(self, i, B):
+        need_whole(self.tokens)
+        return super().take(i, B)
+
+# ---- rows of examples
+class Examples(Epochs):
+    """One example per row: question, answer, question, answer, and so on, then padding.  An answer
+    includes the token that ends it.  Attention never crosses rows.  Only tokens of answers are
+    targets, for every head.  The R rows of one question stay together.  `rows` may hold several
+    copies of all rows, one after the other: epoch e reads copy e % copies."""
+
+    def __init__(self, rows, T, P, seed, R=1, copies=1):
+        """rows: each (asked, answered, asked, answered, ...), arrays of at most T + 1 ids in all"""
+        super().__init__(len(rows) // R // copies, T, seed)          # n questions
+        self.P, self.R, self.copies = P, R, copies
+        self.rows = np.full((len(rows), T + P), -1, np.int32)
+        self.answers = self.rows.copy()
+        for i, parts in enumerate(rows):
+            start = 0
+            for part, learned in zip(parts, itertools.cycle((False, True))):
+                end = start + len(part)
+                self.rows[i, start:end] = part
+                if learned:
+                    self.answers[i, start:end] = part
+                start = end
+
+    def batch(self, rows):
+        """tokens (B, T), targets (P, B, T) of these rows, int32; -1 outside of the answers"""
+        return np.maximum(self.rows[rows, :self.T], 0), targets_of(self.answers[rows], self.P)
+
+    def row(self, i):
+        """The index in self.rows of row i of the run."""
+        epoch, prompt, _ = self.entry(i // self.R)
+        copy = epoch % self.copies
+        return self.R * (copy * self.n + prompt) + i % self.R
+
+    def pick(self, i, B):
+        """The indices in self.rows of rows i to i + B of the run."""
+        return [self.row(j) for j in range(i, i + B)]
+
+    def take(self, i, B):
+        """tokens (B, T), targets (P, B, T): rows i to i + B of the run."""
+        return self.batch(self.pick(i, B))
+
+    def n_read(self, i, B):
+        return int((self.rows[self.pick(i, B), :self.T] >= 0).sum())
+
+class Validation(NamedTuple):
+    """Held-out data: the arguments of `evaluate` (20) after the model"""
+    tokens: np.ndarray         # (n, T) int32, or Windows
+    targets: np.ndarray        # (n, T) int32, -1 for none, or Windows
+    n_bytes: int               # length of the text that the targets spell
+
+@dataclass
+class DataSet:
+    """The training and validation data of a run, returned by its `load`."""
+    path: str                  # the file that was read, and its digest
+    sha256: str
+    tokenizer: bpe.Tokenizer
+    batches: Epochs            # for training: take(i, B) -> tokens (B, T), targets (P, B, T)
+    validation: Validation
+    bytes_per_token: float     # of the training data
+    steps: int | None          # length of the run; None: `plan` sets it by the clock
+    table: list                # printed at the start: (name, value)
+
+# ==== 20 Training runs ====
+# Tour: docs/tour/09_training.md, and 10_answers.md for fine-tuning and preferences
+# This section is the loop `train` of section 9 with all that a run adds: a plan by minutes, a log,
+# heads that are switched off, fine-tuning and preferences.
+
+# ---- printed text
+def counted(n, noun):
+    """A number and its noun: 1 thread, 2,000 threads."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+def print_table(title, rows):
+    """Prints a title and rows of (name, value).  `printable` keeps untrusted text, for example from
+    a checkpoint, from adding rows and from controlling the terminal."""
+    print(printable(title))
+    for name, value in rows:
+        print(f"  {name:<16} {printable(str(value))}")
+    print(flush=True)
+
+MOST_SILENT = 10     # seconds between printed lines, unless a step takes longer
+
+def with_progress(parts, what):
+    """Yields the parts, and about every MOST_SILENT seconds prints how many are done."""
+    printed = time.perf_counter()            # when the last line was printed
+    for i, part in enumerate(parts):
+        if time.perf_counter() - printed > MOST_SILENT:
+            printed = time.perf_counter()
+            print(f"{what}: {i:,} of {counted(len(parts), 'part')}", flush=True)
+        yield part
+
+# ---- validation
+def evaluate(model, tokens, targets, n_bytes, rows=None, batch=16):
+    """Bits per byte of head 0 = sum CE / ln 2 / bytes, which is independent of the tokenizer.
+    tokens, targets (n, T) of a text of n_bytes.  rows: how many of the n rows to measure, spread
+    evenly; None: all.  batch: rows per forward pass"""
+    pick = np.linspace(0, len(tokens) - 1, min(len(tokens), rows or len(tokens))).astype(int)
+    nats = n_valid = 0
+    for part in with_progress(np.split(pick, range(batch, len(pick), batch)), "validation"):
+        x, y = tokens[part], targets[part]
+        nats += model.losses(x, y).sum()
+        n_valid += np.count_nonzero(y >= 0)
+    share = n_valid / count_targets(targets)             # estimates the share of the bytes
+    return float(nats / math.log(2) / (n_bytes * share))
+
+def count_targets(targets):
+    """The number of targets that are not -1"""
+    return targets.n_valid if isinstance(targets, Windows) else np.count_nonzero(targets >= 0)
+
+# ---- the training loop
+ESTIMATE = 64        # held-out rows of a validation during the run, always the same rows
+PLANNED_FROM = 5     # the step of a process after which the length of a run by minutes is planned
+FEWEST = 8           # rows; a validation on fewer rows says little
+ON, OFF, ON_AGAIN = 0, 1, 2  # phases of the auxiliary heads
+FEWEST_STEPS = 10    # a shorter run whose length was not given in steps gets a note
+WORSE = 1.01         # times the best validation; a worse one means that the model overfits
+
+class Progress:
+    """Measures the steps of a run in this process.  now: seconds, see `TrainingLoop.elapsed`
+    step_time: mean seconds per step, including the log and later validations.  Step 1 and the first
+    validation may include compilation.  Step 1 therefore counts only until step 2 is done, and the
+    first validation does not count at all."""
+
+    def __init__(self, now):
+        self.steps, self.has_validated = 0, False
+        self.printed = now                   # when the last line was printed
+
+    def count_step(self, seconds, now):
+        self.steps += 1
+        if self.steps == 1:
+            self.step_time, self.timed_from = seconds, now
+        else:
+            self.step_time = (now - self.timed_from) / (self.steps - 1)
+
+    def count_validation(self, seconds):
+        if self.steps and not self.has_validated:
+            self.timed_from += seconds
+            self.has_validated = True
+
+    def is_due(self, step):
+        """Is it time to plan the run again, and to print a line?  After step 5 of this process, and
+        then after every step whose number is divisible by 20."""
+        return self.steps == PLANNED_FROM or (self.steps > PLANNED_FROM and step % 20 == 0)
+
+class TrainingLoop:
+    """The steps of a training run.  The subclass `Run` (23) prepares the run.  `Run` also has
+    three methods that are called here: `record` writes to the log, `sample_text` generates a
+    sample, `save_if_possible` writes a checkpoint.  `Run` sets these attributes:"""
+    model: Engine            # see section 15
+    data: DataSet            # see section 19
+    options: "RunOptions"    # see section 23; `train` uses TrainOptions
+    state: "State"           # see section 22
+    B: int                   # rows of a batch, and T tokens per row
+    T: int
+    next: tuple              # the next batch: tokens (B, T), targets (P, B, T)
+    lr: float                # peak learning rate of AdamW, at this width of the model
+    out: str                 # name of the checkpoint
+    began: float             # see `elapsed`
+    updating: bool           # True while an update changes the parameters
+    against_overfitting: str # advice for the note about overfitting
+
+    line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # filled from a log record
+    validates_first = False                  # before step 1?  With --init, yes
+    R = 1                                    # rows that stay together in a batch; 2 in DPO
+    most_final = 1 << 19                     # held-out tokens of the final validation of a text
+
+    def train(self, caught):
+        """The training loop.  It ends after the last step, or after a step in which a signal came.
+        caught: a list of the signals so far"""
+        s, o, model, batches = self.state, self.options, self.model, self.data.batches
+        self.progress = progress = Progress(self.elapsed())
+        if s.step == 0 and self.validates_first:
+            self.validate_midway()
+        while s.step < (s.n_steps or math.inf) and not caught:
+            began = time.perf_counter()
+            tokens, targets = self.next                  # (B, T), (P, B, T)
+
+            # The gradient of the loss: a forward and a backward pass for each micro-batch
+            weight, measures = self.ce_weights(tokens, targets)          # (B, P)
+            for b in range(0, self.B, s.micro_batch):
+                rows = slice(b, b + s.micro_batch)
+                model.gradient(tokens[rows], targets[:, rows], weight[rows])
+            self.next = batches.take((s.step + 1) * self.B, self.B)      # a GPU computes meanwhile
+
+            # The update: clip the gradient, then AdamW or Muon
+            hyper = self.hyper()
+            self.updating = True             # from here on, parameters may be those of step + 1
+            losses, norm = model.update(hyper)
+            ce = losses / np.maximum(1, (targets >= 0).sum((1, 2)))      # (P,)
+            self.stop_if_not_finite(ce, norm)
+            s.step, self.updating = s.step + 1, False    # step and parameters agree again
+            s.tokens_seen = s.step * tokens.size
+
+            # The log; every 20 steps, or after 10 seconds, a printed line
+            seconds = time.perf_counter() - began
+            r = self.log_entry(ce, norm, hyper, weight, seconds) | measures      # DPO has its loss
+            self.record(**r)
+            progress.count_step(seconds, self.elapsed())
+            if progress.is_due(s.step) or progress.steps < PLANNED_FROM:
+                self.plan_if_open(progress.step_time)
+            due = progress.is_due(s.step) or s.step == s.n_steps
+            if due or self.elapsed() - progress.printed > MOST_SILENT:
+                progress.printed = self.elapsed()
+                self.report(r, progress.step_time)
+
+            # Validation and checkpoints; after the last step, `Run.go` makes both
+            if s.step != s.n_steps:
+                if s.step % o.eval_every == 0:
+                    self.validate_midway()
+                if s.step % o.save_every == 0:
+                    self.save_if_possible()
+
+    def stop_if_not_finite(self, ce, norm):
+        """Ends the run if a loss or the norm of the gradient is not finite."""
+        if not (math.isfinite(norm) and np.isfinite(ce).all()):
+            raise UserError(f"step {self.state.step + 1}: {self.model.first_bad_tensor()}; the run "
+                            f"stops here, {self.out} is unchanged; start again with a lower --lr "
+                            f"and another --out")
+
+    def log_entry(self, ce, norm, hyper, weight, seconds):
+        """The log record of the step that has just ended.
+        ce (P,): mean loss of each head; weight (B, P), from `ce_weights`"""
+        s, data = self.state, self.data
+        n_read = data.batches.n_read((s.step - 1) * self.B, self.B)      # without padding
+        trained = weight.any(0)              # (P,): heads with a weight
+        return {"step": s.step, "loss": ce[0], "heads": ce[trained].tolist(), "lr": hyper.lr,
+                "norm": norm, "bits_per_byte": ce[0] / math.log(2) / data.bytes_per_token,
+                "ms": 1e3 * seconds, "tokens_per_s": n_read / seconds, "n_steps": s.n_steps}
+
+    def plan_if_open(self, step_time):
+        """Plans the length of a run that trains for minutes, until its last tenth begins."""
+        s = self.state
+        in_last_tenth = s.n_steps and s.step > 0.9 * s.n_steps
+        if not self.data.steps and not in_last_tenth:
+            self.plan(step_time)
+
+    def validate_midway(self):
+        """Estimates the loss of held-out text, samples a text, and prints and records both."""
+        s, began = self.state, self.elapsed()
+        estimate, sample = self.validate(ESTIMATE), self.sample_text(40)
+        self.progress.count_validation(self.elapsed() - began)
+        self.record(step=s.step, sample=sample)
+        said = textwrap.indent(for_terminal(sample.strip("\n")), "    ")
+        print(f"step {s.step:>5}  validation {estimate} (estimate)", *filter(None, [said]),
+              sep="\n", flush=True)
+        self.compare(s.bits_per_byte)
+
+    def hyper(self):
+        """The Hyper of the next step."""
+        o, s = self.options, self.state
+
+        def rate(highest):
+            n_steps = s.n_steps or math.inf  # not planned yet
+            return lr_at(s.step, n_steps, highest, o.warmup, o.floor, o.cooldown)
+
+        muon_settings = {}
+        if o.optimizer == "muon":
+            muon_settings = {name: getattr(o, name) for name in MUON_SETTINGS}
+            muon_settings["muon_lr"] = rate(o.muon_lr)
+        return hyper_at(s.step + 1, rate(self.lr), beta1=o.beta1, beta2=o.beta2, clip=o.clip,
+                        weight_decay=o.weight_decay, **muon_settings)
+
+    def ce_weights(self, tokens, targets):
+        """d loss / d (summed CE of head k of sequence b), (B, P), and more values for the log."""
+        mtp_weight = 0.0 if self.heads_are_off() else self.options.mtp_weight
+        return np.tile(loss_weights(targets, mtp_weight), (self.B, 1)), {}
+
+    def heads_are_off(self):
+        """Are the auxiliary heads 1.. switched off in the next step?  They help at the beginning.
+        A final tenth of the run (mtp_from = 0.9) lets them catch up with the finished model.
+        A phase that has begun never ends earlier when `plan` finds that the run becomes longer."""
+        o, s = self.options, self.state
+        if s.n_steps is not None:
+            share = (s.step + 1) / s.n_steps
+            phase = ON if share <= o.mtp_until else OFF if share <= o.mtp_from else ON_AGAIN
+            s.mtp_phase = max(s.mtp_phase, phase)
+        return s.mtp_phase == OFF
+
+    def validate(self, rows=None):
+        """Measures held-out text; rows: how many of its rows, None: all.  Returns the
+        result as text."""
+        s = self.state
+        measured = evaluate(self.model, *self.data.validation, rows, s.micro_batch)
+        need(math.isfinite(measured),
+             f"step {s.step}: the validation loss is {measured} bits/byte; {self.out} is "
+             f"unchanged; start again with a lower --lr and another --out")
+        s.bits_per_byte = measured
+        self.record(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
+        return f"{s.bits_per_byte:.4f} bits/byte"
+
+    def compare(self, estimate):
+        """Records the best estimate so far; with --keep-best, it also saves that model.  All
+        estimates use the same rows, so they are comparable."""
+        s = self.state
+        if s.best is None or estimate < s.best:
+            s.best, s.best_step = estimate, s.step
+            if self.options.keep_best:
+                self.save_if_possible(best=True)
+
+    def compare_last(self):
+        """Runs after the last `validate`.  Returns a note if an earlier model was clearly better,
+        else ""."""
+        s, held_out = self.state, self.data.validation
+        n, estimate = len(held_out.tokens), s.bits_per_byte
+        if n > ESTIMATE:                     # the last validation took all rows: not comparable
+            estimate = evaluate(self.model, *held_out, ESTIMATE, s.micro_batch)
+        self.compare(estimate)
+        return self.note_of_end(n, estimate)
+
+    def note_of_end(self, n, estimate):
+        """A note if the model overfits, else "".  estimate: the last one, of n held-out rows"""
+        s = self.state
+        if n < FEWEST or estimate <= WORSE * s.best:
+            return ""
+        return (f"the best validation was {s.best:.4f} bits/byte, at step {s.best_step:,}; the "
+                f"same rows now have {estimate:.4f}: the model overfits; use "
+                f"{self.against_overfitting}")
+
+    def plan(self, step_time):
+        """Sets n_steps to as many steps as fit into the remaining minutes; step_time: seconds per
+        step.  The last validation takes part of that time, see `final_rows`.  Before PLANNED_FROM
+        steps are measured, this only ends a run whose minutes are over."""
+        s = self.state
+        left = (60 * self.options.minutes - self.elapsed()) / step_time      # in steps
+        if self.progress.steps >= PLANNED_FROM:
+            check = self.most_rows() / (3 * self.B)      # in steps: forward is a third of a step
+            in_part = (3 * left - s.step) / 4            # solves n + (s.step + n) / 3 = left
+            s.n_steps = s.step + max(0, int(max(left - check, in_part)))
+        elif left <= 0:
+            s.n_steps = s.step
+
+    def most_rows(self):
+        """The largest number of held-out rows of the final validation: all, or rows of `most_final`
+        tokens in all, spread evenly over a larger part"""
+        n, T = self.data.validation.tokens.shape
+        return min(n, max(1, self.most_final // T))
+
+    def final_rows(self):
+        """The number of held-out rows of the final validation: `most_rows`, but in a run by minutes
+        at most as many as were trained on.  A forward pass takes a third of a step, so the
+        validation then takes at most a quarter of the minutes, also on a slow machine."""
+        most = self.most_rows()
+        return most if self.data.steps else max(1, min(most, self.state.n_steps * self.B))
+
+    def report(self, r, step_time):
+        """Prints the line of a step; r: its log record."""
+        s = self.state
+        left = int((s.n_steps - s.step) * step_time) if s.n_steps else 0
+        print(f"step {s.step:>5}/{s.n_steps or '?'}  {self.line.format(**r)}  lr {r['lr']:.1e}"
+              f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  {r['tokens_per_s'] / 1e3:.1f}k tok/s  "
+              f"ETA {left // 60}:{left % 60:02d}", flush=True)
+
+    def elapsed(self):
+        """Seconds of training, over all resumed parts.  Only steps, validations and saves count,
+        and not the time in which data are read or kernels are compiled before the first step."""
+        return time.perf_counter() - self.began
+
+    def initial(self, cfg):
+        """Initial parameters, with the changes for Muon that section 16 describes."""
+        flat = init_params(cfg, self.options.seed)
+        if self.options.optimizer == "muon":
+            p = views(flat, param_table(cfg))
+            p.wte[:] *= np.float32(EMBEDDING_INIT)
+            for written in (p.attn_proj, p.down, p.lm_head):
+                written[:] = 0
+        return flat
+
+# ---- fine-tuning
+# Fine-tuning uses the same loop and the same loss.  A row is an example, and only the tokens of its
+# answers are targets: see `Examples` (19).  Section 21 defines how a conversation becomes text.
+def chatml_row(messages, learned_from, tokenizer, encode):
+    """These messages in ChatML, as `chat_ids` encodes them: [asked, answered, asked, ...], ids
+    Assistant messages from index learned_from on are answers, each with the token that ends it.
+    All other messages count as asked."""
+    start, end = (tokenizer.specials[name] for name in CHATML_TOKENS)
+    row, asked = [], []
+    for i, (role, text) in enumerate(messages):
+        if role == "assistant" and i >= learned_from:
+            asked += [start, *encode("assistant\n")]
+            row += [asked, [*encode(text), end]]
+            asked = [*encode("\n")]
+        else:
+            asked += [start, *encode(f"{role}\n{text}"), end, *encode("\n")]
+    return [np.array(part, np.int32) for part in row]    # an unanswered end is left out
+
+# ---- preferences
+def dpo_loss(ce, reference, beta):
+    """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
+    d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
+    pi is the policy, ref the model at step 0;  y is the chosen response, y' the rejected one
+    ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
+    -> measures, means over the n pairs, and d loss / d CE (2n,)
+    accuracy: the share of pairs with m > 0; a tie counts half.  kl: the mean of log ref(y)/pi(y),
+    nats per response.  It would be an unbiased estimate of KL(ref || pi) if ref had sampled y.  As
+    other texts are given, it is only an indication, and may be negative."""
+    with np.errstate(invalid="ignore"):      # for a NaN in ce; `train` then reports the step
+        log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
+        margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
+        slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
+        measures = dict(loss=np.logaddexp(0, -margin).mean(),
+                        accuracy=(np.sign(margin) + 1).mean() / 2,
+                        margin=margin.mean(),
+                        kl=-log_ratio[:, 0].mean())
+    return measures, np.stack((slope, -slope), 1).ravel()
+
+class PreferenceLoop(TrainingLoop):
+    """The training loop on pairs of responses, with `dpo_loss` as its loss."""
+    learned_reference: np.ndarray            # -log ref of each row of the training pairs
+
+    def losses(self, examples, rows):
+        """-log pi of the responses in these rows, (B,), computed one micro-batch at a time."""
+        ce, micro = [], self.state.micro_batch
+        for b in with_progress(range(0, len(rows), micro), "reading pairs"):
+            tokens, targets = examples.batch(rows[b:b + micro])
+            ce.append(self.model.losses(tokens, targets[0]))
+        return np.concatenate(ce)
+
+    def all_losses(self, examples):
+        return self.losses(examples, range(len(examples.rows)))
+
+    def ce_weights(self, tokens, targets):
+        """Runs an extra forward pass, because the weight of a row depends on both responses of its
+        pair.  The option nll adds nll * mean(CE(y) / tokens of y) over the pairs to the loss."""
+        o, learned = self.options, self.data.batches
+        rows = learned.pick(self.state.step * self.B, self.B)
+        ce = self.losses(learned, rows)
+        weight = np.zeros((self.B, len(targets)))        # heads 1.. get no weight
+        measures, weight[:, 0] = dpo_loss(ce, self.learned_reference[rows], o.beta)
+        chosen = slice(None, None, 2)
+        weight[chosen, 0] += 2 * o.nll / self.B / (targets[0, chosen] >= 0).sum(1)
+        return weight, measures
+
+# ==== 21 Conversation ====
+# Tour: docs/tour/10_answers.md
 # This section turns a conversation into token ids, samples the answer, and offers both at the
 # terminal and to Python.  A first reader needs `chat_ids` and `Speaker.answer_pieces`, and may skip
 # the spellings of ChatML and the checks of messages.  The commands of `chat`, such as /help, are in
@@ -3598,10 +4134,6 @@ def generate_many(reader, replies, pace=None):
 # names replaced by special tokens.  An imported model brings its own template, a Jinja program.
 # nanoeuler_parts/interchange/templates.py runs the program and splits its output into pieces.
 
-# Stanford Alpaca's template; the response follows it
-PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately "
-          "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n")
-
 # The two built-in templates as Jinja programs, for exported models
 ALPACA = (r"{% set told = namespace(text='') %}{% for message in messages %}"
           r"{% if message['role'] == 'system' %}"
@@ -3610,10 +4142,6 @@ ALPACA = (r"{% set told = namespace(text='') %}{% for message in messages %}"
               "{instruction}", "{{ told.text + message['content'] }}") +
           r"{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}")
 CHATML_TOKENS = bpe.SPECIALS[1:]
-CHATML = (r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
-          r"message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
-          r"{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-
 OTHER_TEMPLATE = "choose --template chatml or alpaca"
 
 TEMPLATES = "", "alpaca", "chatml"           # values of --template
@@ -3764,15 +4292,6 @@ def rewind_to(decoder, ids):
     return ids[decoder.truncate(n):]
 
 # ---- at a terminal, and from Python
-def for_terminal(text):
-    """Generated text for standard output.  A model must not control a terminal, so at a terminal
-    control characters become U+FFFD, and so do those that change the direction of writing.  Tabs
-    and line ends remain.  Carriage returns are dropped, because they could overwrite the line."""
-    if not (sys.stdout and sys.stdout.isatty()):
-        return text
-    return re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", "\ufffd",
-                  text.replace("\r", ""))
-
 class Speaker:
     """A model with its decoder and its conversation, for `chat` and `generate`.  A chat model
     answers the prompt, a base model continues it."""
@@ -4187,17 +4706,13 @@ def chat(file=None, decoder=Decoder, **chosen):
     print(f"{printable(shown_name(file))}: {n_params(speaker.cfg):,} parameters, context "
           f"{speaker.cfg.seq_len} tokens, {'answers' if speaker.answers else 'continues'} what you "
           f"type.")
-    if nanoeuler_parts:
-        from nanoeuler_parts.tools.ahead import compile_ahead
-        from nanoeuler_parts.tools.terminal import Terminal
-        Terminal(speaker, compile_ahead if decoder is Decoder else None).converse()
-    else:
-        answer_lines(speaker)
+    from nanoeuler_parts.tools.ahead import compile_ahead
+    from nanoeuler_parts.tools.terminal import Terminal
+    Terminal(speaker, compile_ahead if decoder is Decoder else None).converse()
 
-# ==== 11.1 Checkpoint ====
-# A checkpoint is one file with everything that a run needs to resume: the weights, the optimizer's
-# moments, the tokenizer and the state of the run.  A first reader may skip the int8 format and the
-# checks of files.
+# ==== 22 Checkpoints ====
+# This replaces the file of section 10: a checkpoint is one file with everything that a run needs to
+# resume, the weights, the optimizer's moments, the tokenizer and the state of the run.
 
 # ---- a run's state, its tensors and moments
 @dataclass
@@ -4219,7 +4734,7 @@ class State(Settings):
     bits_per_byte: float | None = None         # of the latest validation
     best: float | None = None  # the lowest validation on ESTIMATE rows, and its step
     best_step: int = 0
-    mtp_phase: int = 0         # of the auxiliary heads: ON, OFF or ON_AGAIN (section 8)
+    mtp_phase: int = 0         # of the auxiliary heads: ON, OFF or ON_AGAIN (section 20)
     log_sha256: str = ""       # of the first line of the run's log: `log_identity`
     text_sha256: str = ""      # of the training data; "" marks a fresh run, until `Run.__init__`
                                # has loaded the data
@@ -4246,30 +4761,6 @@ class State(Settings):
             need(text == text.encode(errors="replace").decode(),
                  f"{name} contains half of a surrogate pair, expected whole characters")
         return self
-
-LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start optimizer")
-
-def llama_tensors(cfg):
-    """The tensors of a file in buffer order, with the names and shapes of a LlamaForCausalLM.
-    Each tensor of `param_table` is split by layer or head, and each layer into its matrices: qkv
-    (L, QKV, C) becomes model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj
-    (GD, C), and so on.  gguf: the name in a GGUF file, "" if GGUF has no place for the tensor."""
-    of_heads = [("lm_head", "output"), *((f"mtp.{k}", "") for k in range(1, cfg.n_mtp))]
-    prefixes = {"": [("", "")],
-                "layer": [(f"model.layers.{l}.", f"blk.{l}.") for l in range(cfg.n_layer)],
-                "head": of_heads[cfg.tie_embeddings:]}
-    tensors = []
-    for x in param_table(cfg):
-        if x.start == x.end:                 # the model has no such tensor
-            continue
-        start, columns = x.start, x.shape[2:] if x.each else x.shape[1:]
-        for prefix, gguf_prefix in prefixes[x.each]:
-            for rows, name, gguf in x.parts:
-                gguf = gguf_prefix + gguf
-                tensors.append(LlamaTensor(f"{prefix}{name}.{x.kind}", gguf and f"{gguf}.{x.kind}",
-                                           (rows, *columns), start, x.optimizer))
-                start += math.prod((rows, *columns))
-    return tensors
 
 def tensor_shapes(cfg):
     """name -> shape of the tensors of a checkpoint, in buffer order"""
@@ -4509,10 +5000,9 @@ def need_own_best(path, state):
     need(same_log or same_best, f"{path} is not the best model of this run, and --keep-best would "
          f"replace it; rename it, or replace it with --force")
 
-# ==== 11.2 Runs on disk ====
-# A `Run` adds the data, the log and the checkpoints to the training loop of section 8, and --resume
-# continues a run from its checkpoint.  A first reader may read `Run.__init__`, `Run.load` and
-# `Run.go`, and skip the rest, which compares settings and protects files.
+# ==== 23 Runs on disk ====
+# A `Run` adds the data, the log and the checkpoints to the training loop of section 20, and
+# --resume continues a run from its checkpoint.
 
 # ---- settings
 NEW_RUN = "to start a new run, drop --resume and add --out NAME"
@@ -4815,7 +5305,7 @@ class Run(TrainingLoop):
         end = tokenizer.specials.get(self.state.eos, -1)         # ends a document of a corpus
         text.encode(tokenizer, end, o.cuts, o.seed)
         try:
-            batches = Batches(text.train, T, cfg.n_mtp, o.seed)
+            batches = TextBatches(text.train, T, cfg.n_mtp, o.seed)
         except UserError as e:               # too few tokens
             raise UserError(f"{text.described()}: {e}") from None
         held_out = Validation(Windows(text.tail, T), Windows(text.tail, T, 1, -1, end),
@@ -5286,7 +5776,7 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
                 note_slow_run(start.cfg, options)
             run(out, start, options, engine).go()
 
-# ==== 12 Kernels to compile ====
+# ==== 24 Kernels to compile ====
 # This section fills Numba's cache before a run or a chat begins: it calls every kernel once, with
 # the tiny model SPECK.  A first reader may skip all of it, because it adds nothing to the model.
 SPECK = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, vocab_size=16)
@@ -5346,7 +5836,7 @@ def compile_kernels(dtype=DTYPE):
     need(dtype in PRECISIONS, f"--dtype: expected {' or '.join(PRECISIONS)}, found {dtype}")
     fill_cache(training_kernels(dtype))
 
-# ==== 13 Command line ====
+# ==== 25 Command line ====
 # This section declares the verbs of the command line and their arguments, and runs one verb.  A
 # first reader may skip to the table VERBS, which names the module of each verb.
 Argument = namedtuple("Argument", "names options")       # of argparse's add_argument
@@ -5529,9 +6019,7 @@ def problem(e):
     """The cause of an error and its remedy, in one line.  Settings are named as flags."""
     if isinstance(e, SettingError):
         return e.message(flag_of)
-    if isinstance(e, ModuleNotFoundError):   # nanoeuler_parts, or an optional package
-        if e.name.startswith("nanoeuler_parts"):
-            return "expected the folder nanoeuler_parts beside nanoeuler.py, found none"
+    if isinstance(e, ModuleNotFoundError):   # an optional package
         package = PACKAGES.get(e.name, e.name)
         return f"the package {e.name} is not installed; run: pip install '{package}'"
     if isinstance(e, MemoryError):
@@ -5624,228 +6112,10 @@ def compile_verb(add):
                              help="precision of training to compile for: f32 or bf16"))
 
 def main(argv=None):
+    if not nanoeuler_parts:
+        return plain_main(argv)
     return run_verb(VERBS, "Train, fine-tune and run a GPT from scratch on a CPU", argv)
 
 def main_on_gpu():
     """pip's command nanoeuler-cuda: runs nanoeuler_cuda.py as if the file had been started."""
     return runpy.run_module("nanoeuler_cuda", run_name="__main__")
-
-# ==== 14 Without nanoeuler_parts ====
-# If the folder nanoeuler_parts is missing, this program uses the plain versions of its functions
-# that follow.  A first reader may skip them all.
-if not nanoeuler_parts:
-    # ---- matrix products and threads: one thread, in float32 and float64
-    tile, rows_tile, pack = plain_tile, plain_rows_tile, plain_pack
-
-    def use_threads(asked):
-        note("without the folder nanoeuler_parts, only one thread and float32 are used")
-        set_num_threads(1)
-
-    def fewer_threads():
-        """Does nothing: there is only one."""
-
-    def most_memory():
-        return math.inf
-
-    def tile_width(dtype):
-        return TILE_BYTES // np.dtype(dtype).itemsize
-
-    @jit
-    def fetch_add(counter, i):
-        counter[i] += 1
-        return counter[i] - 1
-
-    @jit
-    def next_below(counter, i, end):
-        old = counter[i]
-        if old < end:
-            counter[i] = old + 1
-        return old
-
-    @jit
-    def seen(counter, i):
-        return counter[i]
-
-    @jit
-    def wait_until(counter, i, least):
-        pass                                 # the only thread has already done it
-
-    @jit
-    def counters(n):
-        return np.zeros((n, 16), np.int64)
-
-    @jit
-    def value(x):
-        return x
-
-    @jit
-    def rounded(x, like):
-        return x
-
-    @jit
-    def narrowed(x, b):
-        return x
-
-    @jit
-    def narrowed_transpose(x, b):
-        return x.T
-
-    @jit
-    def quantized(x, w):
-        return x
-
-    @jit
-    def panel_rows(n, dtype):
-        return n
-
-    @jit
-    def panel_entry(column, k, scale):
-        return column[k]
-
-    @jit
-    def larger(x, y):
-        return x if x > y or x != x else y               # NaN if x or y is NaN
-
-    def from_bf16(x):
-        return x
-
-    def to_bf16(x):
-        raise UserError("bfloat16 needs the folder nanoeuler_parts beside nanoeuler.py; choose "
-                        "--weights f32")
-
-    def fill_cache(parts):
-        """Does nothing: Numba compiles each kernel at its first call."""
-
-    def answer_lines(speaker):
-        """Replies to each line of standard input until it ends.  There are no commands."""
-        print("Ctrl-D leaves, Ctrl-C stops a reply.\n\n> ", end="", flush=True)
-        for line in sys.stdin:
-            with contextlib.suppress(KeyboardInterrupt):
-                if line.strip():
-                    speaker.reply(speaker.ids_to_read(line.rstrip("\n")))
-            print("\n> ", end="", flush=True)
-        print()
-
-    # ---- files: the same formats.  They hold every text in memory, do not check files for damage,
-    # and do not lock a checkpoint against a second run.  They do not keep the log of an older run,
-    # and do not remove the lines of steps after the checkpoint that --resume continues.
-    DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I8": np.dtype("i1")}
-
-    class WriteError(UserError):
-        """A file cannot be written.  A later attempt may succeed."""
-
-    output_may_fail = contextlib.nullcontext
-
-    def write_tensors(path, meta, tensors, remedy, of_uint16=""):
-        """Writes {name: array}, metadata {name: text} and their SHA-256 to a safetensors file"""
-        no_hash, start = "0" * 64, 0         # zeros stand for the checksum while it is computed
-        entries = {"__metadata__": {**meta, "sha256": no_hash}}
-        for name, x in tensors.items():
-            [dtype] = [name for name, kind in DTYPES.items() if kind == x.dtype]
-            entries[name] = {"dtype": dtype, "shape": [*x.shape],
-                             "data_offsets": [start, start + x.nbytes]}
-            start += x.nbytes
-        header = json.dumps(entries, separators=(",", ":")).encode()
-        header += b" " * (-(8 + len(header)) % 64)       # the data starts on a cache line
-        data = b"".join(map(bytes, tensors.values()))
-        digest = hashlib.sha256(header + data).hexdigest()
-        before, _, after = header.rpartition(no_hash.encode())
-        try:
-            with open(f"{path}.tmp", "wb") as f:
-                f.write(len(header).to_bytes(8, "little") + before + digest.encode() + after + data)
-            os.replace(f"{path}.tmp", path)
-        except OSError as e:
-            raise WriteError(f"cannot write {path}: {e.strerror}; {remedy}") from e
-
-    def map_tensors(path, kinds=()):
-        """Reads (metadata, {name: array}) of a checkpoint"""
-        with open(path, "rb") as f:
-            entries = json.loads(f.read(int.from_bytes(f.read(8), "little")))
-            data = np.frombuffer(f.read(), np.uint8)
-        meta = entries.pop("__metadata__")
-        return meta, {name: data[slice(*x["data_offsets"])].view(DTYPES[x["dtype"]]).reshape(
-            x["shape"]) for name, x in entries.items()}
-
-    def read_meta(path):
-        """Checks nothing: `map_tensors` reads the header."""
-
-    def release_pages(x):
-        """Does nothing: the file was read, and not memory-mapped."""
-
-    need_whole = release_pages
-
-    def need_finite(name, x):
-        need(np.isfinite(x).all(), f"expected finite numbers in {name}, found NaN or infinity")
-
-    def note_large(doing, n_bytes):
-        pass
-
-    class open_text:
-        """A training text: one file.  The last fraction `holdout` is for validation."""
-
-        def __init__(self, path, field, newlines, holdout):
-            self.path = path
-            with reading(path, "name a text file with --data"):
-                text = bpe.read_bytes(path)
-            cut = int(len(text) * (1 - holdout))
-            while cut > 0 and text[cut] & 0xC0 == 0x80:  # a character must start here
-                cut -= 1
-            self.parts, self.sha256 = (text[:cut], text[cut:]), hashlib.sha256(text).hexdigest()
-            self.train_bytes, self.tail_bytes = map(len, self.parts)
-
-        def described(self):
-            return f"{self.path}, {self.train_bytes + self.tail_bytes:,} bytes"
-
-        def excerpt(self):
-            return self.parts[0]
-
-        def encode(self, tokenizer, end, cuts, seed):
-            need(not cuts, "--cuts needs the folder nanoeuler_parts beside nanoeuler.py")
-            self.train, val = tokenizer.encode_whole(self.parts[0]), tokenizer.encode(self.parts[1])
-            self.tail = np.append(self.train[-1:], val)
-
-    def files_in(name):
-        raise UserError(f"{name}: folders and patterns need the folder nanoeuler_parts beside "
-                        f"nanoeuler.py; name one text file")
-
-    def alone(out):
-        return contextlib.nullcontext("")
-
-    STOPPED = "stopped"
-
-    def log_path(out, data):
-        return f"{out.removesuffix('.bin')}.jsonl"
-
-    def log_identity(log):
-        """The SHA-256 of the first line of a log, or "" if it has none"""
-        with open(log, "rb") as f:
-            line = f.readline()
-        return hashlib.sha256(line).hexdigest() if line else ""
-
-    def free_log(log):
-        keep_aside(f"{log}.new")
-        return f"{log}.new"
-
-    def keep_aside(log):
-        """A new run begins a new log."""
-        open(log, "wb").close()
-
-    def restore_log(log, identity):
-        pass
-
-    @contextlib.contextmanager
-    def open_log(path, step, kept=()):
-        with open(path, "ab", buffering=0) as f:
-            yield SimpleNamespace(write=f.write, kept=(), end=lambda: None)
-
-    class Sinks:
-        rows = ()
-
-        def __init__(self, names, out):
-            need(not names, "--log-to needs the folder nanoeuler_parts beside nanoeuler.py")
-
-        def write(self, record, run):
-            pass
-
-        def close(self):
-            pass

@@ -48,8 +48,10 @@ def batch_of(preset, cfg):
 
 def nanoeuler_step(preset, dtype, threads):
     """step() -> None, and the hash of the first gradients"""
+    from numba import set_num_threads
+
     import nanoeuler as ne
-    ne.set_num_threads(threads)
+    set_num_threads(threads)
     cfg = ne.PRESETS[preset]
     tokens, targets = batch_of(preset, cfg)
     weight = ne.loss_weights(targets, 0.3)

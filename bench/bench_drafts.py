@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numba import set_num_threads
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -191,7 +192,7 @@ def main():
     parser.add_argument("--equal", type=int, default=0, metavar="N", help="prompts to compare")
     parser.add_argument("--prices", type=float, nargs=3, metavar="US", help="of another machine")
     args = parser.parse_args()
-    ne.set_num_threads(args.threads)
+    set_num_threads(args.threads)
     c = ne.read_checkpoint(args.model, moments=False)
     if args.equal:
         compare(c, args.weights, args.equal, args.gpu)

@@ -17,6 +17,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import numpy as np
+from numba import set_num_threads
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
@@ -52,7 +53,7 @@ class Start(ne.Run):
 
 def bits_per_byte(options, k):
     """Of the held-out tail, after a run from start k, by one thread."""
-    ne.set_num_threads(1)
+    set_num_threads(1)
     Start.k = k
     start = ne.Checkpoint(ne.PRESETS["small"], None, ne.State(n_steps=options.steps), None, ())
     with tempfile.TemporaryDirectory() as folder:

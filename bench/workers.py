@@ -183,7 +183,7 @@ def kernel_rates(preset, dtype, rounds):
     T, C, F, V, L, P = (cfg.seq_len, cfg.n_embd, cfg.n_hidden, cfg.vocab_size, cfg.n_layer,
                         cfg.n_mtp)
     HD, QKV = cfg.n_head * cfg.head_dim, (cfg.n_head + 2 * cfg.n_kv_head) * cfg.head_dim
-    matmul = ne.matmul
+    matmul = ne.tiled_matmul
 
     @njit(nogil=True)
     def sweep(out, x, w, repeats):

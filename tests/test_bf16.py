@@ -104,13 +104,13 @@ def test_matmul(M, N, K):
             if left is lower and K % 2 and right.ndim == 2:
                 continue                     # nothing makes its last pair whole
             out = place(np.full((M, N), np.nan, np.float32))
-            ne.matmul(out, left, right)
+            ne.tiled_matmul(out, left, right)
             assert within(out, want, near(x), near(b))
             low = place(np.zeros((M, N), np.uint16))
-            ne.matmul(low, left, right)
+            ne.tiled_matmul(low, left, right)
             assert np.array_equal(low, to_bf16(out))
             base = normal(M, N, seed=2)
-            ne.matmul_add(out, base, left, right)
+            ne.tiled_matmul_add(out, base, left, right)
             assert np.all(np.abs(out - base - want) <= 2.0 ** -22 * (np.abs(base) + K * 20))
 
 
@@ -139,7 +139,7 @@ tile.HAS_BF16 = ne.HAS_BF16 = False
 import pytest
 code = pytest.main(["-p", "no:cacheprovider", {file!r}, "-k",
                     "test_matmul or test_weight"])
-asm = "".join(ne.matmul.inspect_asm().values())
+asm = "".join(ne.tiled_matmul.inspect_asm().values())
 assert "vdpbf16ps" not in asm
 sys.exit(code)
 """
@@ -159,7 +159,7 @@ def test_without_the_instruction_float32_multiplies(tmp_path, monkeypatch):
 def test_the_instruction_is_used_where_it_is():
     kinds = numba.typeof(normal(8, 32)), numba.typeof(narrow(normal(8, 4))), numba.typeof(
         pairs_of(normal(4, 32)))
-    kernel = numba.njit(ne.matmul.py_func)               # not from the cache, which has no text
+    kernel = numba.njit(ne.tiled_matmul.py_func)         # not from the cache, which has no text
     kernel.compile(kinds)
     text = kernel.inspect_llvm(kernel.signatures[0])
     assert ("avx512bf16.dpbf16ps" in text) == HAS_BF16
@@ -220,8 +220,8 @@ def test_attention(T, H, G, D):
     kt, vt = (place(np.zeros((-(-T // W), D, W))) for _ in "kv")
     none = dict.fromkeys(ne.Scratch._fields)
     s = ne.Scratch(**{**none, "scores": scores, "dscores": dscores, "kt": kt, "vt": vt})
-    ne.attention_forward(o, lse, place(qkv), D, T, 0, H, s)
-    ne.attention_backward(dqkv, place(do), o, lse, place(qkv), D, T, 0, G, s)
+    ne.blocked_attention_forward(o, lse, place(qkv), D, T, 0, H, s)
+    ne.blocked_attention_backward(dqkv, place(do), o, lse, place(qkv), D, T, 0, G, s)
 
     W = tile_width(ne.BF16)
     low = narrow(qkv)
@@ -230,10 +230,10 @@ def test_attention(T, H, G, D):
     scores, dscores = (place(np.full((ne.BR, T), np.nan, np.float32)) for _ in "pd")
     kt, vt = (place(np.zeros((-(-T // W), D // 2, W), np.int32)) for _ in "kv")
     s = ne.Scratch(**{**none, "scores": scores, "dscores": dscores, "kt": kt, "vt": vt})
-    ne.attention_forward(o16, lse32, low, D, T, 0, H, s)
+    ne.blocked_attention_forward(o16, lse32, low, D, T, 0, H, s)
     assert close(from_bf16(o16), o, roundings=2)
     assert np.allclose(lse32, lse, rtol=1e-5, atol=1e-5)
-    ne.attention_backward(dqkv32, narrow(do), o16, lse32, low, D, T, 0, G, s)
+    ne.blocked_attention_backward(dqkv32, narrow(do), o16, lse32, low, D, T, 0, G, s)
     if T > 1:                                # one key: dq and dk are zero, and rounding remains
         assert close(dqkv32, dqkv, roundings=3)
 

@@ -56,8 +56,8 @@ sys.path.insert(0, {folder!r})
 import numpy as np, nanoeuler as ne
 assert ne.__file__.startswith({folder!r})
 out, x, b = (np.ones(shape, np.float32) for shape in ((9, 20), (9, 5), (5, 20)))
-ne.matmul(out, x, b)
-print(sum(ne.matmul.stats.cache_hits.values()))
+ne.tiled_matmul(out, x, b)
+print(sum(ne.tiled_matmul.stats.cache_hits.values()))
 """
 
 

@@ -2,7 +2,7 @@
 
 A mutant is nanoeuler.py with one formula changed, run as plain Python: without the compiler it
 takes a fraction of a second.  Only the definition in which the formula stands is read anew.
-The copy uses no nanoeuler_parts, which are machine code, but its own plain versions of them.  All
+The copy uses tests/oracles/plain_parts.py in place of nanoeuler_parts, which are machine code.  All
 blocks are 4 rows, so that a tiny model has edges of blocks; the unchanged copy passes.
 """
 import ast
@@ -15,6 +15,7 @@ import numba
 import numpy as np
 import pytest
 from helpers import ROOT, few, nanoeuler, ok, slow
+from oracles import plain_parts
 
 import check
 import nanoeuler as ne
@@ -22,8 +23,7 @@ import nanoeuler as ne
 pytestmark = pytest.mark.unit
 SOURCE = (ROOT / "nanoeuler.py").read_text(encoding="utf-8")
 BLOCKS = [("BR = 32 ", "BR = 4 "), ("KC = 64 ", "KC = 4 "), ("NB = 128 ", "NB = 4 "),
-          ("COLUMNS = 16 ", "COLUMNS = 4 "), ("MR, TILE_BYTES = 8, 64", "MR, TILE_BYTES = 4, 64"),
-          ("ROWS = DY_COLUMNS = 8 * MR", "ROWS = DY_COLUMNS = MR")]
+          ("COLUMNS = 16 ", "COLUMNS = 4 ")]
 
 MUTANTS = {
     "embedding overwrites": ("entry[c] += row[c]", "entry[c] = row[c]"),
@@ -109,13 +109,53 @@ MUTANTS = {
 }
 
 
-def tile(ne):
-    def tile(out, base, x, b, m, j, add):
-        w = ne.tile_width(out.dtype)
-        rows, n = slice(m, min(m + ne.MR, len(out))), min(w, out.shape[1] - j)
-        product = x[rows] @ (b[j // w][:, :n] if b.ndim == 3 else b[:x.shape[1], j:j + n])
-        out[rows, j:j + n] = base[rows, j:j + n] + product if add else product
-    return tile
+# Errors in Part I, for --plain: at least one in each op and in its gradient
+PLAIN_MUTANTS = {
+    "matmul, a weight left out": ("for k in range(x_row.size):\n                total",
+                                  "for k in range(x_row.size - 1):\n                total"),
+    "matmul_add without base": ("y_row[n] += base_row[n]", "y_row[n] += 0"),
+    "matmul, dx overwrites": ("dx_row[k] += slope", "dx_row[k] = slope"),
+    "matmul, dw overwrites": ("dw_row[k] += slope", "dw_row[k] = slope"),
+    "matmul, dx not cleared": ("dx[:] = 0\n    matmul_backward_add", "matmul_backward_add"),
+    "embedding of another token": ("wte[tokens[t]]\n        for c in range(row.size):\n"
+                                   "            row[c] =",
+                                   "wte[tokens[0]]\n        for c in range(row.size):\n"
+                                   "            row[c] ="),
+    "embedding overwrites": ("entry[c] += row[c]", "entry[c] = row[c]"),
+    "rmsnorm, rstd not kept": ("rstd[t] = r\n        for c", "rstd[t] = 1\n        for c"),
+    "rmsnorm without the mean": ("- x[t, c] * mean)", ")"),
+    "rmsnorm, gain's gradient": ("dgain[c] += dy_row[c] * row[c] * r",
+                                 "dgain[c] += dy_row[c] * row[c]"),
+    "rope turns one entry": ("rounded(y * cos_t[i] + x * sine, hi)", "rounded(y * cos_t[i], hi)"),
+    "rope turns on": ("cos, c.sin, H + G, c.cos.dtype.type(-1)",
+                      "cos, c.sin, H + G, c.cos.dtype.type(1)"),
+    "attention, not causal": ("range(max(0, t + 1 - window), t + 1):",
+                              "range(max(0, t + 1 - window), T):"),
+    "attention, a longer window": ("range(max(0, t + 1 - window)", "range(max(0, t - window)"),
+    "attention, lse": ("lse[h, t] = most +", "lse[h, t] = 0.9 * most +"),
+    "attention without the mean": ("ds = p * (dp - mean)", "ds = p * dp"),
+    "attention, dq from v": ("dquery[i] += ds * key[i]", "dquery[i] += ds * value_row[i]"),
+    "attention, dk overwrites": ("dkey[i] += ds", "dkey[i] = ds"),
+    "attention, dv from ds": ("dvalue[i] += p *", "dvalue[i] += ds *"),
+    "swiglu, gate": ("sigma * (one + z * (one - sigma))", "sigma * (one + z * sigma)"),
+    "swiglu, up": ("rounded(row[f] * z * sigma", "rounded(row[f] * sigma"),
+    "cross-entropy without the target": ("row[y] -= scale", "row[y] -= 0"),
+    "cross-entropy, of the next entry": ("of_target = row_max(row), row[y]",
+                                         "of_target = row_max(row), row[y - 1]"),
+    "bias of one row": ("dbias[c] += row[c]", "dbias[c] = row[c]"),
+    "bias without its gradient": ("if p.qkv_bias.size:\n            add_bias_gradient",
+                                  "if False:\n            add_bias_gradient"),
+    "head norm without the mean": ("- value(x[i]) * mean)", ")"),
+    "head gain of the queries alone": ("dgain = dq_gain if h < H else dk_gain", "dgain = dq_gain"),
+    "forward, attention's residual": ("matmul_add(x1, x, a.att", "matmul_add(x1, 0 * x, a.att"),
+    "backward, swiglu's residual": ("rmsnorm_backward(dx1, dx2, d.norm",
+                                    "rmsnorm_backward(dx1, 0 * dx2, d.norm"),
+    "backward, the wrong step": ("matmul_backward(d.att, g.attn_proj[l], dx1",
+                                 "matmul_backward(d.att, g.attn_proj[l], dx2"),
+    "heads after the first ignored": ("for k in range(outputs):                 # the heads",
+                                      "for k in range(1):                       # the heads"),
+    "loss, one weight for all heads": ("targets[k], weight[k])", "targets[k], weight[0])"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +170,8 @@ def programs():
         exec(compile(COPY, "nanoeuler.py", "exec"), vars(ne))
         exec(compile((ROOT / "check.py").read_text(encoding="utf-8"), "check.py", "exec"),
              vars(check))
-    ne.tile = tile(ne)                       # the plain tile, a loop, is slow without the compiler
+    vars(ne).update((name, x) for name, x in vars(plain_parts).items() if name[0] != "_")
+    ne.nanoeuler_parts = plain_parts
     ne.get_num_threads = lambda: 3           # so that there are parts, though one does them all
     small = dict(n_embd=6, n_hidden=5, head_dim=2, vocab_size=9, n_mtp=3, n_layer=1)
     check.CASES = [check.Case("untied", small, 6, (1, 1)),
@@ -172,10 +213,11 @@ def definitions(source):
 
 
 COPY = small_blocks()
-DEFINITIONS = [*definitions(COPY)]
+DEFINITIONS = {"": [*definitions(COPY)],
+               "--plain": [*definitions(SOURCE.split("# ======== Part II")[0])]}
 
 
-def run_check(monkeypatch, programs, *change):
+def run_check(monkeypatch, programs, *change, flag=""):
     """The exit code of check.py with this change of the last definition that can be changed so.
     Its cases one by one, up to the first that shows the error: the verdict is of the worst."""
     ne, check = programs
@@ -183,11 +225,11 @@ def run_check(monkeypatch, programs, *change):
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
     try:
         if change:
-            texts = [x for x in DEFINITIONS if change[0] in x]
+            texts = [x for x in DEFINITIONS[flag] if change[0] in x]
             assert texts, f"nanoeuler.py has no {change[0]!r} any more: adapt this mutant"
             exec(compile(mutate(texts[-1], *change), "nanoeuler.py", "exec"), vars(ne))
         for check.CASES in ([case] for case in cases):
-            if code := check.main([]):
+            if code := check.main([flag] if flag else []):
                 return code
         return 0
     finally:
@@ -195,15 +237,22 @@ def run_check(monkeypatch, programs, *change):
         vars(ne).update(before)
 
 
-def test_unchanged_copy_passes(programs, monkeypatch, capsys):
+@pytest.mark.parametrize("flag", DEFINITIONS)
+def test_unchanged_copy_passes(programs, monkeypatch, capsys, flag):
     _, check = programs
-    assert run_check(monkeypatch, programs) == 0
+    assert run_check(monkeypatch, programs, flag=flag) == 0
     assert capsys.readouterr().out.count(">>> backward OK") == len(check.CASES)
 
 
 @pytest.mark.parametrize("name", few(MUTANTS, 20))
 def test_planted_error_is_found(name, programs, monkeypatch, capsys):
     assert run_check(monkeypatch, programs, *MUTANTS[name]) == 1
+    assert ">>> backward WRONG" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", few(PLAIN_MUTANTS, 20))
+def test_an_error_in_part_one_is_found(name, programs, monkeypatch, capsys):
+    assert run_check(monkeypatch, programs, *PLAIN_MUTANTS[name], flag="--plain") == 1
     assert ">>> backward WRONG" in capsys.readouterr().out
 
 
@@ -224,8 +273,9 @@ def test_a_derivative_leaves_the_model_as_it_was():
     assert all(np.array_equal(x, y) for x, y in zip(before, after))
 
 
-@pytest.mark.parametrize("flags, cases", [(("--quick",), check.CASES[:1]), slow((), check.CASES)],
-                         ids=["quick", "all"])
+@pytest.mark.parametrize("flags, cases", [
+    (("--quick",), check.CASES[:1]), slow((), check.CASES), slow(("--plain",), check.CASES)],
+    ids=["quick", "all", "plain"])
 def test_every_gradient_of_every_case(flags, cases, tmp_path):
     """The compiled program, in the original's form: a line a tensor, the worst, the verdict."""
     said = ok(nanoeuler("--seed", "1", *flags, program="check.py", cwd=tmp_path))

@@ -1,11 +1,13 @@
 """The map in a docstring is the list of sections; the linter; imports; what is installed."""
 import ast
+import builtins
 import graphlib
 import importlib
 import json
 import os
 import re
 import subprocess
+import symtable
 import sys
 import tomllib
 
@@ -105,6 +107,54 @@ def imports_in_functions(path):
             if isinstance(outer, (ast.FunctionDef, ast.ClassDef))
             for node in ast.walk(outer) for name in modules_imported(node)
             if name.startswith("nanoeuler_parts")}
+
+
+# ---- Part I of nanoeuler.py
+PART_ONE, PART_TWO = "# ======== Part I: the program ========", "# ======== Part II"
+# What Part I uses of nanoeuler_parts; where the folder is missing, the head of the file defines it
+OF_THE_FOLDER = {"jit", "jit_parallel", "value", "rounded", "larger", "Settings", "setting",
+                 "need_setting", "TILE_BYTES"}
+
+
+def globals_of(table):
+    """The names that a block of code, and the functions in it, read from the module"""
+    inner = {name for child in table.get_children() for name in globals_of(child)}
+    if table.get_type() == "module":
+        return inner | {x.get_name() for x in table.get_symbols() if x.is_referenced()}
+    return inner | {x.get_name() for x in table.get_symbols() if x.is_global()}
+
+
+def test_part_one_uses_no_later_name_and_nothing_of_the_folder():
+    """It is read from top to bottom, and runs alone."""
+    source = (ROOT / "nanoeuler.py").read_text(encoding="utf-8")
+    head, part_one = source[:source.index(PART_TWO)].split(PART_ONE)
+    tree = ast.parse(head)
+    of_folder = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+                 and (node.module or "").startswith("nanoeuler_parts") for alias in node.names}
+    assert OF_THE_FOLDER <= of_folder
+    known = {*dir(builtins), *OF_THE_FOLDER, "__name__"} | {
+        name for node in tree.body if not isinstance(node, (ast.If, ast.Try))
+        for name in bound_by(node)} - of_folder
+    missing = tree.body[-1].orelse           # of `if nanoeuler_parts:`
+    assert OF_THE_FOLDER <= {name for node in missing for name in bound_by(node)}
+    used = set()
+    for node in ast.parse(part_one).body:
+        of_node = globals_of(symtable.symtable(ast.unparse(node), "nanoeuler.py", "exec"))
+        new = bound_by(node)
+        assert of_node <= known | new, f"{of_node - known - new}, used above their definition"
+        known |= new
+        used |= of_node
+    assert OF_THE_FOLDER <= used             # the list names nothing else
+
+
+def bound_by(node):
+    """The names that a statement at the top level defines"""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return {node.name}
+    return {x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(
+        x.ctx, ast.Store)}
 
 
 @pytest.mark.parametrize("name", BELOW)

@@ -16,7 +16,7 @@ from helpers import ROOT, TINY, complains, drawn, kept, ok
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numba import njit
-from oracles import naive
+from oracles import naive, plain_parts
 
 import nanoeuler as ne
 from nanoeuler_parts.machine.cpu import (
@@ -126,34 +126,31 @@ def test_room_behind_is_counted_to_the_end_of_the_memory():
 
 @both
 @pytest.mark.parametrize("M, N, K", [(1, 1, 1), (MR + 1, 37, 5), (3, 64, 2), (2 * MR, 16, 40)])
-def test_the_plain_tiles_compute_what_the_fast_ones_do(M, N, K, dtype):
-    """Those of section 4.1 stand in where nanoeuler_parts is missing.  Each side rounds a sum of K
-    products and of base:     |error| <= (K + 1) u (|base| + |x| |b|)"""
+def test_tiles_compute_what_the_plain_loops_do(M, N, K, dtype):
+    """Each side rounds a sum of K products and of base:  |error| <= (K + 1) u (|base| + |x| |b|)"""
     width = tile_width(dtype)
     x, b, base = normal((M, K), 1, dtype), normal((K, N), 2, dtype), normal((M, N), 3, dtype)
     bound = 2 * (K + 1) * u(dtype) * (np.abs(base) + np.abs(x) @ np.abs(b))
     panels, again = (ne.aligned((-(-N // width), K, width), dtype) for _ in range(2))
     pack(panels, b)
-    ne.plain_pack.py_func(again, b)
+    plain_parts.pack(again, b)
     assert np.array_equal(panels, again)
     fast, plain = ne.aligned((M, N), dtype), ne.aligned((M, N), dtype)
     for right in b, panels:
         for add in 0, 1:
             if add:
-                ne.matmul_add(fast, base, x, right)
+                ne.tiled_matmul_add(fast, base, x, right)
+                ne.matmul_add.py_func(plain, base, x, b.T)
             else:
-                ne.matmul(fast, x, right)
-            for m in range(0, M, MR):
-                for j in range(0, N, width):
-                    ne.plain_tile.py_func(plain, base, x, right, m, j, add)
+                ne.tiled_matmul(fast, x, right)
+                ne.matmul.py_func(plain, x, b.T)
             assert np.all(np.abs(plain - fast) <= bound)
     scale = np.ones(len(panels) * width, dtype)
     for add in 0, 1:
         fast[:] = plain[:] = base
         ne.product(fast, x, panels, scale, add)
-        for r in range(0, M, MR):
-            for n in range(len(panels)):
-                ne.plain_rows_tile.py_func(plain, x, panels, scale, r, n, add, MR)
+        for n in range(len(panels)):
+            plain_parts.rows_tile(plain, x, panels, scale, 0, n, add, M)
         assert np.all(np.abs(plain - fast) <= bound)
 
 
@@ -179,8 +176,8 @@ ne.aligned, width = at_the_end, ne.tile_width(np.float32)
 MATMULS = """
 for M, N, K in ((1, 1, 1), (ne.MR + 1, width + 1, 3), (3, 2 * width - 1, 2), (2, width, 4)):
     out, x, b = (at_the_end(shape, np.float32) for shape in ((M, N), (M, K), (K, N)))
-    ne.matmul(out, x, b)
-    ne.matmul_add(out, out, x, b)
+    ne.tiled_matmul(out, x, b)
+    ne.tiled_matmul_add(out, out, x, b)
 """
 MODEL = """
 cfg = ne.Config(n_embd=10, n_head=4, n_kv_head=2, head_dim=6, n_layer=2, n_hidden=9, seq_len=37,
@@ -218,13 +215,13 @@ def matmul_any(big, base, x, b, M, N, K, add, transposed, packed):
     pack(panels, right)
     if add:
         if packed:
-            ne.matmul_add(out, base[:M, :N], left, panels)
+            ne.tiled_matmul_add(out, base[:M, :N], left, panels)
         else:
-            ne.matmul_add(out, base[:M, :N], left, right)
+            ne.tiled_matmul_add(out, base[:M, :N], left, right)
     elif packed:
-        ne.matmul(out, left, panels)
+        ne.tiled_matmul(out, left, panels)
     else:
-        ne.matmul(out, left, right)
+        ne.tiled_matmul(out, left, right)
 
 
 @kept
@@ -277,7 +274,7 @@ def test_the_tile_is_what_its_docstring_says(rows, cols, K, add, transposed, see
 def test_matmul_add_in_place(dtype):
     out, x, b = normal((9, 37), 1, dtype), normal((9, 5), 2, dtype), normal((5, 37), 3, dtype)
     want = out.astype(np.float64) + x.astype(np.float64) @ b
-    ne.matmul_add(out, out, x, b)
+    ne.tiled_matmul_add(out, out, x, b)
     close(out, want, dtype, 20)
 
 
@@ -320,7 +317,7 @@ def test_embedding(dtype):
     want = dwte.astype(np.float64)
     np.add.at(want, tokens.ravel(), dx.reshape(-1, 5))
     for columns in ((0, 2), (2, 5)):
-        ne.embedding_backward(dwte, dx, tokens, *columns)
+        ne.embedding_gradient(dwte, dx, tokens, *columns)
     close(dwte, want, dtype, 8)
 
 
@@ -402,11 +399,11 @@ def attention_case(dtype, T, heads, D, seed, scale=1.0, window=1 << 20):
     kt, vt = (np.full((-(-T // w), D, w), np.nan, dtype) for _ in "kv")
     s = scratch(scores=scores, dscores=dscores, kt=kt, vt=vt)
     for heads in cut(H, seed):
-        ne.attention_forward(o, lse, qkv, D, window, *heads, s)
+        ne.blocked_attention_forward(o, lse, qkv, D, window, *heads, s)
     dqkv = ne.aligned(qkv.shape, dtype)      # a base of `tile`, as qkv and do are its operands
     dqkv[:] = np.nan
     for heads in cut(G, seed):
-        ne.attention_backward(dqkv, do, o, lse, qkv, D, window, *heads, s)
+        ne.blocked_attention_backward(dqkv, do, o, lse, qkv, D, window, *heads, s)
     exact, do = qkv.astype(np.float64), do.astype(np.float64)
     want = naive.attention_backward(do, exact, H, G, D, window)
     limits = attention_limits(do, exact, H, G, D, u(dtype), window)
@@ -508,7 +505,7 @@ def test_attention_is_causal(dtype):
         rows = qkv.copy()
         rows[40:] += dtype(change)
         o, lse = np.empty((T, H * D), dtype), np.empty((H, T), dtype)
-        ne.attention_forward(o, lse, rows, D, T, 0, H, scratch(
+        ne.blocked_attention_forward(o, lse, rows, D, T, 0, H, scratch(
             scores=np.zeros((ne.BR, T), dtype), kt=np.zeros((-(-T // w), D, w), dtype)))
         outs.append(o)
     assert np.array_equal(outs[0][:40], outs[1][:40])
@@ -521,7 +518,7 @@ def test_attention_passes_nan_on(dtype):
     qkv[35, 3] = np.nan
     o, lse = np.zeros((40, 16), dtype), np.zeros((2, 40), dtype)
     w = tile_width(dtype)
-    ne.attention_forward(o, lse, qkv, 8, 40, 0, 2, scratch(
+    ne.blocked_attention_forward(o, lse, qkv, 8, 40, 0, 2, scratch(
         scores=np.zeros((ne.BR, 40), dtype), kt=np.zeros((-(-40 // w), 8, w), dtype)))
     assert np.isnan(o[35]).any() and not np.isnan(o[:35]).any()
 
@@ -624,7 +621,7 @@ def with_bits(bits, *args):
 def test_the_cache_keeps_the_kernels_of_each_width_apart():
     """Panels of one width, read by the kernels of another, are other numbers."""
     code = ("import nanoeuler as ne; "
-            "print(ne.matmul._cache._index_key((), ne.matmul.targetctx.codegen()))")
+            "print(ne.tiled_matmul._cache._index_key((), ne.tiled_matmul.targetctx.codegen()))")
     assert len({ok(with_bits(bits, "-c", code)) for bits in WIDTHS}) == len(WIDTHS)
 
 

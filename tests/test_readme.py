@@ -48,9 +48,9 @@ def test_the_readme_knows_how_long_the_files_are():
         paths = [*(ROOT / name).glob("*.py")] or [ROOT / name]
         texts = [path.read_text(encoding="utf-8") for path in paths]
         n = sum(text.count("\n") for text in texts)
-        if whole:                            # sections 1 to 9, of all
+        if whole:                            # Part I, of all
             assert n == pytest.approx(int(whole.replace(",", "")), rel=0.1)
-            begin, end = (texts[0].index(f"\n# ==== {title}") for title in ("1 ", "10 "))
+            begin, end = (texts[0].index(f"\n# ======== Part {title}") for title in ("I:", "II:"))
             n = texts[0].count("\n", begin, end)
         assert n == pytest.approx(int(part.replace(",", "")), rel=0.1), name
 

@@ -1,6 +1,5 @@
 """How the programs start: alone in a folder, the first time, on few processors, wrongly called."""
 import contextlib
-import hashlib
 import importlib.util
 import json
 import math
@@ -22,7 +21,6 @@ from numba import complex64, float32
 from numba.core import caching
 
 import nanoeuler as ne
-from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.machine.cpu import cpu_features, DTYPE
 from nanoeuler_parts.machine.kernels import Compiled, in_cache, wait_for
 from nanoeuler_parts.machine.threads import (
@@ -148,103 +146,6 @@ def test_two_files_and_a_folder_are_a_whole_program(alone, env, tmp_path):
     assert {"a b.bin", "c d.bin", "e f.bin", "g h.bin", "a model"} <= set(os.listdir(work))
     assert sorted(p.name for p in alone.iterdir()) == [
         "__pycache__", "bpe.py", "nanoeuler.py", "nanoeuler_parts"]
-
-
-PAIR = """
-import io, sys
-sys.modules["nanoeuler_parts"] = None        # as where it is not installed
-sys.path[0] = {folder!r}
-import nanoeuler as ne
-
-def run(*args, stdin=""):
-    sys.stdin = io.StringIO(stdin)
-    return ne.main([*map(str, args)])
-
-tiny = ("--seq-len", 16, "--vocab-size", 280, "--n-embd", 16, "--n-head", 2, "--n-kv-head", 1)
-train = "train", "--data", "any text.txt", "--batch", 64, "--optimizer", "adamw"
-codes = [run(*train, *tiny, "--steps", 2), run("train", "--resume", "--steps", 4),
-         run("generate", "Say", "--tokens", 5), run("chat", "--tokens", 5, stdin="Say 7.\\n"),
-         run("plot")]
-again = *train, "--init", "nanoeuler.bin", "--steps", 2, "--out", "b.bin"
-assert run(*again) == run(*again, "--force", "--keep-best") == 0
-print(codes)
-"""
-
-
-PLAIN = """
-import numba, sys
-sys.modules["nanoeuler_parts"] = None
-sys.path[0] = {folder!r}
-import bpe                                   # its functions need the compiler
-numba.config.DISABLE_JIT = 1
-import nanoeuler as ne
-numba.config.DISABLE_JIT = 0
-tiny = ("--seq-len", 8, "--vocab-size", 260, "--n-embd", 4, "--n-head", 2, "--n-kv-head", 1,
-        "--head-dim", 2, "--n-layer", 1, "--n-hidden", 4, "--n-mtp", 2)
-verbs = [("train", "--data", "text.txt", "--batch", 16, "--optimizer", "adamw", *tiny,
-          "--steps", 2), ("train", "--resume", "--steps", 3),
-         ("generate", "to", "--tokens", 2), ("plot",)]
-print([ne.main([*map(str, verb)]) for verb in verbs])
-"""
-
-
-def test_the_program_and_its_tokenizer_work_alone_in_python(alone, env, tmp_path):
-    """As the next test, but as plain Python: the compiler would take two minutes."""
-    (tmp_path / "text.txt").write_text("to be or not to be, " * 20, encoding="utf-8")
-    result = subprocess.run([sys.executable, "-c", PLAIN.format(folder=str(alone))], timeout=600,
-                            env=env, cwd=tmp_path, capture_output=True, encoding="utf-8")
-    assert ok(result).splitlines()[-1] == "[0, 0, 0, 2]", result.stderr
-    c = ne.read_checkpoint(str(tmp_path / "nanoeuler.bin"))
-    assert c.state.step == 3 and c.moments
-    steps = [r["step"] for r in read_log(tmp_path / "nanoeuler.jsonl") if "loss" in r]
-    assert steps == [1, 2, 3]
-
-
-@pytest.fixture
-def kernels_of_pair(request):
-    """A folder with the kernels that the last run of the tests compiled, if the sources were the
-    same.  None if pytest has no cache."""
-    cache = getattr(request.config, "cache", None)       # None with -p no:cacheprovider
-    if cache is None:
-        return None
-    sources = b"".join((ROOT / name).read_bytes() for name in ("bpe.py", "nanoeuler.py"))
-    digest = hashlib.sha256(sources + numba.__version__.encode()).hexdigest()[:16]
-    folder = cache.mkdir("pair") / digest
-    for older in set(folder.parent.iterdir()) - {folder}:
-        shutil.rmtree(older)
-    return folder
-
-
-@pytest.mark.slow
-def test_the_program_and_its_tokenizer_work_alone(env, tmp_path, kernels_of_pair):
-    """Without nanoeuler_parts: training, --resume, generation and chat, by the plain versions; the
-    other verbs say what they miss.  The checkpoint is one that the whole program reads.
-    (tests/test_check.py holds every gradient of the plain versions against differences.)"""
-    pair, work = tmp_path / "pair", tmp_path / "work"
-    for folder in pair, work:
-        folder.mkdir()
-    for name in "bpe.py", "nanoeuler.py":
-        shutil.copy2(ROOT / name, pair)      # with its time, by which Numba knows the kernels
-    examples(work)
-    if kernels_of_pair and kernels_of_pair.exists():     # compiling takes a minute
-        shutil.copytree(kernels_of_pair, pair / "__pycache__")
-    result = subprocess.run([sys.executable, "-c", PAIR.format(folder=str(pair))], cwd=work,
-                            env=env, timeout=600, capture_output=True, encoding="utf-8")
-    assert ok(result).splitlines()[-1] == "[0, 0, 0, 0, 2]", result.stderr
-    assert "without the folder nanoeuler_parts, only one thread" in result.stderr
-    assert "nanoeuler: expected the folder nanoeuler_parts" in result.stderr
-    c = ne.read_checkpoint(str(work / "nanoeuler.bin"))
-    assert c.state.step == 4 and c.moments
-    assert [r["step"] for r in read_log(work / "nanoeuler.jsonl") if "loss" in r] == [1, 2, 3, 4]
-    # The log of a run that saves before its first step, and replaces an older run
-    log = read_log(work / "b.jsonl")
-    assert [r["step"] for r in log if "val_bits_per_byte" in r] == [0, 2]
-    assert [r["step"] for r in log if "loss" in r] == [1, 2]
-    first = (work / "b.jsonl").read_bytes().split(b"\n")[0] + b"\n"
-    state = ne.read_checkpoint(str(work / "b.bin")).state
-    assert state.log_sha256 == hashlib.sha256(first).hexdigest()
-    if kernels_of_pair:
-        shutil.copytree(pair / "__pycache__", kernels_of_pair, dirs_exist_ok=True)
 
 
 def test_a_package_of_another_version_is_rejected(alone, env):
@@ -749,7 +650,7 @@ from nanoeuler_parts.machine.cpu import BITS, vector_widths
 assert not ne.HAS_BF16 and BITS == vector_widths(dict())[-1], BITS
 x, w = np.ones((2, 6), np.float32), np.ones((6, 8), np.float32)
 out = np.zeros((2, 8), np.float32)
-ne.matmul(out, ne.to_bf16(x), ne.to_bf16(w))
+ne.tiled_matmul(out, ne.to_bf16(x), ne.to_bf16(w))
 assert (out == 6).all(), out
 """
 

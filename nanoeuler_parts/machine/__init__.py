@@ -8,6 +8,6 @@
     kernels.py     the disk cache of compiled kernels
     threads.py     the number of threads to use
 
-These modules import only bpe.py and each other.  Without them, nanoeuler.py uses the plain
-versions of its sections 4.1 and 14: one thread, float32 and float64.
+These modules import only bpe.py and each other.  Part I of nanoeuler.py also runs without them, on
+one thread, in float32 and float64.
 """

@@ -9,7 +9,7 @@ import bpe
 
 FILES = sorted(map(str, pathlib.Path(__file__).parent.glob("*.py")))
 
-# fastmath without nnan and ninf: training must still detect a NaN (section 8 of nanoeuler.py)
+# fastmath without nnan and ninf: training must still detect a NaN (`train` in nanoeuler.py)
 FAST = {"contract", "reassoc", "arcp", "nsz", "afn"}
 OPTIONS = dict(fastmath=FAST, error_model="numpy", nogil=True, cache=bpe.CACHE)
 jit = bpe.jit(files=FILES, **OPTIONS)

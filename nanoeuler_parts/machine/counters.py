@@ -1,4 +1,4 @@
-"""Atomic counters.  Threads use them to share the work on a sequence (nanoeuler.py, section 5)."""
+"""Atomic counters.  Threads use them to share the work on a sequence (nanoeuler.py, section 15)."""
 import os
 
 import numpy as np

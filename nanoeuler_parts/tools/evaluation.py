@@ -169,7 +169,7 @@ def batch_size(cfg, T, options):
     if options.batch:
         return options.batch
     one, there = replace(cfg, n_mtp=1), most_memory()    # only head 0 is computed
-    size = 4 * sum(map(math.prod, act_shapes(one, 1, T)))
+    size = 4 * sum(map(math.prod, act_shapes(one, T)))
     need(size <= there, f"a sequence of {T:,} tokens needs {size / 2**30:,.1f} GiB of memory, this "
          f"machine or container has {there / 2**30:,.1f} GiB; choose a smaller --context")
     return max(1, min(64, MEMORY // size))

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from bpe import need, note, printable, read_bytes, reading, UserError
 from nanoeuler import (
-    chat_ids, ChatSampling, counted, digits_of, for_terminal, KINDS, limits_of, problem,
-    refuse_overwrite, rng_of, SettingError, type_of,
+    chat_ids, ChatSampling, counted, for_terminal, problem, refuse_overwrite, rng_of,
 )
+from nanoeuler_parts.files.settings import digits_of, KINDS, limits_of, SettingError, type_of
 from nanoeuler_parts.files.texts import parse_json
 from nanoeuler_parts.files.writing import replacing
 
