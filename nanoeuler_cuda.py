@@ -2,7 +2,8 @@
 
 Part I of nanoeuler.py is the specification.  Sections 4.1 to 5 have the same numbers here, and
 every op has the same name.  The self-tests compare the kernels of each op with the function of that
-name, and matrix products with NumPy's.  Data, training loops, chat and files come from nanoeuler.py.
+name, and matrix products with NumPy's.  Data, training loops, chat and files come from
+nanoeuler.py.
 
     python nanoeuler_cuda.py                  self-tests: compare every kernel with the CPU
     python nanoeuler_cuda.py g                compare the gradient of a whole model with the CPU's
