@@ -138,6 +138,9 @@ from numba.extending import overload
 import bpe
 from bpe import UserError, need, note, printable, reading
 
+# Part I needs a few functions that the folder nanoeuler_parts has in a faster or more careful form.
+# A reader may skip these imports and read what stands below them, after `else`: the same in plain
+# words, for where the folder is missing.
 try:
     import nanoeuler_parts
 except ModuleNotFoundError as e:
@@ -175,7 +178,6 @@ if nanoeuler_parts:
     from nanoeuler_parts.machine.threads import fewer_threads, most_memory, use_threads
     from nanoeuler_parts.machine.tile import larger, rows_tile, tile
 else:
-    # What Part I uses of the folder, in plain words:
     OPTIONS = dict(fastmath={"contract", "reassoc", "arcp", "nsz", "afn"}, error_model="numpy",
                    nogil=True, cache=bpe.CACHE)          # without nnan, ninf: a NaN stays a NaN
     jit = bpe.jit(**OPTIONS)                 # compiles a function; numba.njit would do
@@ -215,6 +217,7 @@ else:
     Compiled = namedtuple("Compiled", "kernel argument dtype")
 
 # ======== Part I: the program ========
+
 # ==== 1 Configuration ====
 # The numbers that shape a model, and five presets, from "small" to "xl".
 @dataclass(frozen=True)
@@ -285,6 +288,7 @@ PRESETS = {
     "xl": Config(n_embd=1536, n_head=24, n_kv_head=8, head_dim=64, n_layer=48, n_hidden=5120,
                  seq_len=1024, vocab_size=16_384),       # the size of GPT-2 XL, for a GPU
 }
+
 # ==== 2 Parameters and activations ====
 # The parameters of a model are one flat buffer of numbers, and a table says which tensor lies where
 # in it.  Initialization, weight decay and the names in a file are loops over this table.
@@ -295,7 +299,7 @@ class Tensor(NamedTuple):
     std: float | None        # initial standard deviation; None: a norm's gain, which starts as
                              # ones, or a bias, which starts as zeros
     each: str                # what the first axis counts: "layer", "head", or "" for neither
-    packed: bool             # into panels, for matrix products (4.1)
+    packed: bool             # into panels, for fast products (13)
     optimizer: str           # in a run with Muon (16): muon, adamw, or adamw_embedding
     parts: list              # the matrices stacked in one layer or head, each as (rows, its name in
                              # a Llama, its name in GGUF)
@@ -438,8 +442,9 @@ def zeros(shapes, dtype):
     return type(shapes)(*(np.zeros(shape, dtype) for shape in shapes))
 
 # ==== 3 Exponentials ====
-# Softmax, SwiGLU and the loss take an exponential of nearly every number, so it has to be fast.
+# Softmax, SwiGLU and the loss take exponentials of most of their numbers, so exp has to be fast.
 #
+# Cephes' expf splits x = n ln 2 + r, |r| <= ln 2 / 2, so that e^x = 2^n e^r.  A polynomial in r
 # gives e^r, and the exponent's bits give 2^n.  The relative error is 3e-7 on [-87, 88].  The
 # vectorized code takes 0.3 ns per number, a scalar libm call 1.7 ns.
 E0, E1, E2, E3, E4, E5 = map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3,
@@ -965,9 +970,13 @@ def largest_mask(x, n):
     chosen[np.flatnonzero(x == least)[:n - np.count_nonzero(chosen)]] = True
     return chosen
 
+# What `sample` may choose: the top_k most probable tokens (0: all), the fewest whose probabilities
+# sum to top_p, and those with at least min_p times the probability of the best one
+Choice = namedtuple("Choice", "temperature top_k top_p min_p", defaults=(0.8, 0, 1.0, 0.0))
+
 def sample(logits, rng, o):
     """Samples an id from softmax(logits / temperature), restricted by top-k, top-p and min-p.
-    logits (V,); o: a Sampling, below, of which temperature, top_k, top_p and min_p are used.  Each
+    logits (V,); o: an object with temperature, top_k, top_p and min_p, such as a `Choice`.  Each
     restriction is applied to the probabilities of all tokens, and the strictest one decides."""
     best = int(np.argmax(logits))            # argmax finds the first NaN, if there is one
     need(logits[best] != -math.inf, "no token may follow here: JSON mode allows none of the "
@@ -1415,8 +1424,6 @@ def prompt_ids(prompt, state, tokenizer):
     start, stop = (tokenizer.specials[name] for name in CHATML_TOKENS)
     return np.array([start, *tokenizer.encode(f"user\n{prompt}"), stop, *tokenizer.encode("\n"),
                      start, *tokenizer.encode("assistant\n")]), stop
-
-Choice = namedtuple("Choice", "temperature top_k top_p min_p", defaults=(0.8, 0, 1.0, 0.0))
 
 def for_terminal(text):
     """Generated text for standard output.  A model must not control a terminal, so at a terminal
