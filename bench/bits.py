@@ -10,7 +10,7 @@ names or files of the code.  A hash covers the tensors of the checkpoint that a 
 text that a verb printed.  Times, paths and versions do not enter it.  The hashes depend on the CPU
 type and on the versions of Numba and NumPy, which the first lines of the output name.
 
-train     300 steps: float32 and bfloat16, AdamW and Muon, one and two threads
+train     300 steps: float32 and bfloat16, AdamW and Muon, one and two threads; all defaults
 resume    150 steps, then 150 more in a second process
 sft, dpo  fine-tuning of that model, and of the bundled one
 generate  float32, bfloat16 and int8 weights; with and without draft tokens; top-k, top-p, penalties
@@ -71,6 +71,12 @@ def train(folder, out, *args):
     run(folder, "nanoeuler.py", "train", "--steps", 300, "--batch", 512, *SHAPE, "--out", out,
         "--force", "--eval-every", 100, "--seed", 1, *args)
     return tensors(folder / out)
+
+
+def defaults(folder):
+    """`train` as a newcomer runs it: the small preset, bfloat16 where the CPU has it, Muon"""
+    run(folder, "nanoeuler.py", "train", "--steps", 300, "--out", "defaults.bin", "--force")
+    return tensors(folder / "defaults.bin")
 
 
 def resume(folder):
@@ -146,6 +152,7 @@ def cases(folder):
                     return train(folder, f"{dtype} {optimizer}.bin", "--dtype", dtype,
                                  "--optimizer", optimizer, "--threads", threads)
                 found[f"train {dtype} {optimizer} {threads}"] = work
+    found["train defaults"] = lambda: defaults(folder)
     found["resume"] = lambda: resume(folder)
     base, talking = "f32 adamw.bin", BUNDLED
     for dtype in ("f32", "bf16"):
