@@ -51,39 +51,38 @@ Contents
 
     New to language models?  docs/tour explains them in ten pages, and uses the code of this file.
 
-Shapes  B batch, T time, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab_size,
-        L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is the lower-case letter.
+Shapes  B batch, T tokens, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab_size,
+        L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is mostly the lower-case
+        letter: b, t, c, h, f, l.  Output heads are numbered by k, the entries of a head by i.
         n_mtp is the number of output heads.  Head 0 predicts the next token, the auxiliary heads
-        predict further tokens (multi-token prediction; Gloeckle et al. 2024).
-Names   p parameters, g their gradients, a activations, d gradients of activations.
+        predict further tokens, which helps training (multi-token prediction, after Gloeckle et al.
+        2024; here each head is one matrix).
+Names   In the model: p parameters, g their gradients, a activations, d gradients of activations.
+        In an op: dx is the gradient of the loss with respect to x.
 Types   Functions take their dtype from their arguments: float32, or float64 for gradient checks.
 """
+# From here to Part I, the file prepares Python and Numba.  To read the program, go to Part I.  All
+# that it takes from here:
+#     jit, jit_parallel             compile a function to machine code, as numba.njit does
+#     value(x), rounded(x, like)    are x, unless numbers are stored in bfloat16 (12)
+#     need(ok, message)             raises a UserError, which ends the program, unless ok
+#     reading(source, remedy)       turns errors of a `with` block into UserErrors that name both
 import argparse
 import codecs
-import contextlib
-import difflib
 import hashlib
-import importlib.util
 import itertools
 import json
 import math
 import os
 import re
-import runpy
-import shlex
-import signal
 import sys
-import textwrap
-import threading
 import time
-from collections import deque, namedtuple
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
-from typing import NamedTuple, Protocol
+from collections import namedtuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import NamedTuple
 
-# As a program, this file imports itself as the module `nanoeuler` and calls its `main`.  Numba's
-# cache identifies a named tuple by the name of its module.  That name must be the same in every
-# run, and not __main__ in one run and nanoeuler in another.
+# As a program, this file imports itself as the module `nanoeuler` and calls its `main`, because
+# Numba's cache knows a named tuple by its module: this must not be called __main__.
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))   # first, even under python -P
     try:
@@ -107,8 +106,8 @@ if __name__ == "__main__":
 
 __version__ = "0.1.0"                        # pip reads the version from this line
 
-# OpenMP: a waiting thread gives up its core.  Before that it spins for 10,000 rounds, which is long
-# enough for the time between two products of one token.
+# A waiting thread of OpenMP spins for 10,000 rounds, so that it is still awake for the next product
+# of the same token.  Then it gives up its core.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
@@ -129,18 +128,12 @@ if not numba.__version__.startswith(f"{NUMBA}."):        # before an import from
                      f"pip install 'numba=={NUMBA}.*'")
 
 import numpy as np
-from numba import float32, get_num_threads, int32, prange, types
+from numba import float32, int32, prange, types
 from numba.extending import overload
 
-# need(ok, message) raises a UserError unless ok.  A UserError ends the program with its message.
-# Inside `with reading(source, remedy)`, errors become UserErrors that name the source and the
-# remedy.
 import bpe
-from bpe import UserError, need, note, printable, reading
+from bpe import UserError, need, printable, reading
 
-# Part I needs a few functions that the folder nanoeuler_parts has in a faster or more careful form.
-# A reader may skip these imports and read what stands below them, after `else`: the same in plain
-# words, for where the folder is missing.
 try:
     import nanoeuler_parts
 except ModuleNotFoundError as e:
@@ -152,45 +145,24 @@ if nanoeuler_parts:
         raise ValueError(f"this program has version {__version__}, but {nanoeuler_parts.__file__} "
                          f"has version {nanoeuler_parts.__version__}; put the folder "
                          f"nanoeuler_parts of this version beside nanoeuler.py")
-    from nanoeuler_parts.files.corpora import files_in, open_text
-    from nanoeuler_parts.files.logs import (
-        alone, free_log, keep_aside, log_identity, log_path, open_log, restore_log, STOPPED,
-    )
-    from nanoeuler_parts.files.safetensors import (
-        DTYPES, map_tensors, need_finite, need_whole, note_large, read_meta, release_pages,
-        write_tensors,
-    )
-    from nanoeuler_parts.files.settings import (
-        digits_of, flag_of, need_setting, setting, SettingError, Settings, type_of,
-    )
-    from nanoeuler_parts.files.sinks import Sinks
-    from nanoeuler_parts.files.writing import output_may_fail, WriteError
+    from nanoeuler_parts.files.settings import need_setting, setting, Settings
     from nanoeuler_parts.machine.compiling import jit, jit_parallel, OPTIONS
-    from nanoeuler_parts.machine.counters import counters, fetch_add, next_below, seen, wait_until
-    from nanoeuler_parts.machine.cpu import (
-        DTYPE, DY_COLUMNS, HAS_BF16, MR, QUADS, ROWS, TILE_BYTES, tile_width,
-    )
-    from nanoeuler_parts.machine.kernels import Compiled, fill_cache
-    from nanoeuler_parts.machine.numbers import (
-        from_bf16, narrowed, narrowed_transpose, pack, panel_entry, panel_rows, quantized, rounded,
-        to_bf16, value,
-    )
-    from nanoeuler_parts.machine.threads import fewer_threads, most_memory, use_threads
-    from nanoeuler_parts.machine.tile import larger, rows_tile, tile
-else:
+    from nanoeuler_parts.machine.cpu import TILE_BYTES
+    from nanoeuler_parts.machine.numbers import rounded, value
+    from nanoeuler_parts.machine.tile import larger
+else:                                        # simple versions of these, if the folder is missing
     OPTIONS = dict(fastmath={"contract", "reassoc", "arcp", "nsz", "afn"}, error_model="numpy",
                    nogil=True, cache=bpe.CACHE)          # without nnan, ninf: a NaN stays a NaN
-    jit = bpe.jit(**OPTIONS)                 # compiles a function; numba.njit would do
+    jit = bpe.jit(**OPTIONS)
     jit_parallel = bpe.jit(parallel=True, **OPTIONS)     # runs the rounds of a prange on all cores
+    TILE_BYTES = 64
 
     @jit
     def value(x):
-        """The number that is stored as x: x itself, unless it is stored in bfloat16 (12)."""
         return x
 
     @jit
     def rounded(x, like):
-        """x as the array `like` stores it: x itself, unless it stores bfloat16."""
         return x
 
     @jit
@@ -208,13 +180,9 @@ else:
         return field(default=default, metadata={"help": text})
 
     def need_setting(ok, message):
-        """`need`; message(spell) is the text, and spell(name) how the user writes a setting."""
+        """Like `need`.  `message` is a function, to which a function gives each setting's name as
+        the user writes it."""
         need(ok, message(str))
-
-    # What Part II needs to be defined, though it is not called
-    MR, TILE_BYTES = 8, 64
-    DTYPE, HAS_BF16, QUADS = "f32", False, False
-    Compiled = namedtuple("Compiled", "kernel argument dtype")
 
 # ======== Part I: the program ========
 
@@ -222,7 +190,7 @@ else:
 # The numbers that shape a model, and five presets, from "small" to "xl".
 @dataclass(frozen=True)
 class Config(Settings):
-    """Everything that shapes the model.  A checkpoint stores these fields and no others."""
+    """Everything that shapes the model, and nothing else"""
     n_embd: int = setting(128, 1, 1 << 16, "width of the residual stream (C)")
     n_head: int = setting(4, 1, 1 << 12, "number of query heads (H), a multiple of the key/value "
                           "heads")
@@ -239,7 +207,7 @@ class Config(Settings):
     rope_theta: float = setting(10000.0, 1, 1e12)
     norm_eps: float = setting(1e-5, 1e-12, 1)
     tie_embeddings: bool = setting(False, 0, 0, "share the embedding matrix with output head 0")
-    # Parts of Qwen2, Qwen3, Mistral and Llama 3, which a plain Llama lacks: sections 4.4, 4.5, 4.8
+    # The rest is for other models, Qwen2, Qwen3, Mistral and Llama 3, and may be skipped at first
     qkv_bias: bool = setting(False, 0, 0, "add a bias to queries, keys and values, as Qwen2 does")
     qk_norm: bool = setting(False, 0, 0, "apply RMSNorm to each head of queries and keys, as Qwen3 "
                             "does")
@@ -270,7 +238,7 @@ class Config(Settings):
                      f"{spell('head_dim')}: expected an even number, found {self.head_dim}")
         return self
 
-# The sizes of a model by their letters, with HD = H * D and QKV = (H + 2 G) * D: kernels take these
+# The sizes of a model by their letters, with HD = H * D and QKV = (H + 2 G) * D
 Dims = namedtuple("Dims", "L C H G D F V P HD QKV")
 
 def dims_of(cfg):
@@ -293,17 +261,15 @@ PRESETS = {
 # The parameters of a model are one flat buffer of numbers, and a table says which tensor lies where
 # in it.  Initialization, weight decay and the names in a file are loops over this table.
 class Tensor(NamedTuple):
-    """A learned tensor: a row of the table."""
+    """A learned tensor: a row of the table.  A first reader needs the name and the shape."""
     name: str                # field of Params
-    shape: tuple             # with the axis of layers or heads, if `each` names one
-    std: float | None        # initial standard deviation; None: a norm's gain, which starts as
-                             # ones, or a bias, which starts as zeros
+    shape: tuple             # with the axis of layers or output heads, if `each` names one
+    std: float | None        # initial standard deviation of a matrix; None for vectors: gains
+                             # start as ones, biases as zeros
     each: str                # what the first axis counts: "layer", "head", or "" for neither
     packed: bool             # into panels, for fast products (13)
     optimizer: str           # in a run with Muon (16): muon, adamw, or adamw_embedding
-    parts: list              # the matrices stacked in one layer or head, each as (rows, its name in
-                             # a Llama, its name in GGUF)
-    kind: str = "weight"     # the suffix of these names: weight or bias
+    kind: str = "weight"     # or bias: the suffix of its name in a file (10)
     start: int = 0           # index of its first entry in the flat buffer
 
     @property
@@ -316,44 +282,32 @@ class Tensor(NamedTuple):
         return self.start + math.prod(self.shape)
 
 def param_table(cfg):
-    """Every Tensor of a model, in buffer order.  Matrices come first: weight decay applies to one
-    slice of the buffer.  Tensors of one optimizer are adjacent: each optimizer updates one slice.
-    """
+    """Every Tensor of a model, in buffer order.  The order lets weight decay, and each optimizer,
+    act on one contiguous slice: matrices come first, and tensors of one optimizer are adjacent."""
     size = dims_of(cfg)
-    L, C, F, V, HD, GD = size.L, size.C, size.F, size.V, size.HD, size.G * size.D
-    biases, normed = size.QKV * cfg.qkv_bias, size.D * cfg.qk_norm   # 0: the tensor is absent
-    untied = size.P - cfg.tie_embeddings     # tied: wte is head 0, lm_head holds heads 1.. only
-    # 0.02 at C = 768, as in GPT-2.  The norm of a row of C weights does not depend on C
-    std = 0.02 * math.sqrt(768 / C)
+    L, C, F, V, HD, QKV = size.L, size.C, size.F, size.V, size.HD, size.QKV
+    biases = QKV if cfg.qkv_bias else 0      # 0: the tensor is absent
+    normed = size.D if cfg.qk_norm else 0
+    untied = size.P - 1 if cfg.tie_embeddings else size.P          # tied: wte serves as head 0
+    std = 0.02 * math.sqrt(768 / C)          # 0.02 at C = 768, as in GPT-2
     out_std = std / math.sqrt(2 * L)         # the 2L outputs to the residual stream (GPT-2, 2.3)
     table = [
-        #       name         shape                 std      each     packed  optimizer
-        Tensor("wte",        (V, C),               std,     "",      False,  "adamw_embedding",
-               [(V, "model.embed_tokens", "token_embd")]),
-        Tensor("qkv",        (L, size.QKV, C),     std,     "layer", True,   "muon",
-               [(HD, "self_attn.q_proj", "attn_q"), (GD, "self_attn.k_proj", "attn_k"),
-                (GD, "self_attn.v_proj", "attn_v")]),
-        Tensor("attn_proj",  (L, C, HD),           out_std, "layer", True,   "muon",
-               [(C, "self_attn.o_proj", "attn_output")]),
-        Tensor("gate_up",    (L, 2 * F, C),        std,     "layer", True,   "muon",
-               [(F, "mlp.gate_proj", "ffn_gate"), (F, "mlp.up_proj", "ffn_up")]),
-        Tensor("down",       (L, C, F),            out_std, "layer", True,   "muon",
-               [(C, "mlp.down_proj", "ffn_down")]),
-        Tensor("lm_head",    (untied, V, C),       std,     "head",  True,   "adamw",
-               [(V, "", "")]),               # `llama_tensors` names each head
-        Tensor("attn_norm",  (L, C),               None,    "layer", False,  "adamw",
-               [(C, "input_layernorm", "attn_norm")]),
-        Tensor("mlp_norm",   (L, C),               None,    "layer", False,  "adamw",
-               [(C, "post_attention_layernorm", "ffn_norm")]),
-        Tensor("final_norm", (C,),                 None,    "",      False,  "adamw",
-               [(C, "model.norm", "output_norm")]),
-        Tensor("qkv_bias",   (L, biases),          None,    "layer", False,  "adamw",
-               [(HD, "self_attn.q_proj", "attn_q"), (GD, "self_attn.k_proj", "attn_k"),
-                (GD, "self_attn.v_proj", "attn_v")], "bias"),
-        Tensor("q_norm",     (L, normed),          None,    "layer", False,  "adamw",
-               [(normed, "self_attn.q_norm", "attn_q_norm")]),
-        Tensor("k_norm",     (L, normed),          None,    "layer", False,  "adamw",
-               [(normed, "self_attn.k_norm", "attn_k_norm")])]
+        #       name         shape             std      each     packed  optimizer
+        # matrices: a row of wte is the vector of a token; y = x W^T for the others
+        Tensor("wte",        (V, C),           std,     "",      False,  "adamw_embedding"),
+        Tensor("qkv",        (L, QKV, C),      std,     "layer", True,   "muon"),
+        Tensor("attn_proj",  (L, C, HD),       out_std, "layer", True,   "muon"),
+        Tensor("gate_up",    (L, 2 * F, C),    std,     "layer", True,   "muon"),
+        Tensor("down",       (L, C, F),        out_std, "layer", True,   "muon"),
+        Tensor("lm_head",    (untied, V, C),   std,     "head",  True,   "adamw"),
+        # gains of the RMSNorms before attention, before SwiGLU, and before the output heads
+        Tensor("attn_norm",  (L, C),           None,    "layer", False,  "adamw"),
+        Tensor("mlp_norm",   (L, C),           None,    "layer", False,  "adamw"),
+        Tensor("final_norm", (C,),             None,    "",      False,  "adamw"),
+        # of other models (4.8)
+        Tensor("qkv_bias",   (L, biases),      None,    "layer", False,  "adamw", kind="bias"),
+        Tensor("q_norm",     (L, normed),      None,    "layer", False,  "adamw"),
+        Tensor("k_norm",     (L, normed),      None,    "layer", False,  "adamw")]
     starts = itertools.accumulate((math.prod(x.shape) for x in table), initial=0)
     return [x._replace(start=start) for x, start in zip(table, starts)]
 
@@ -385,8 +339,7 @@ def aligned(shape, dtype):
     return raw[start:start + n].view(dtype).reshape(shape)
 
 def init_params(cfg, seed, dtype=np.float32):
-    """A fresh flat parameter buffer: normal(0, std) matrices, unit gains, zero biases (GPT-2, 2.3).
-    """
+    """A fresh flat parameter buffer: normal(0, std) matrices, unit gains, zero biases"""
     rng, table = np.random.default_rng(seed), param_table(cfg)
     flat = aligned((n_params(cfg),), dtype)
     for view, x in zip(views(flat, table), table):
@@ -425,17 +378,19 @@ def act_shapes(cfg, T):
                 final_rstd=(T,),
                 logits=(size.P, T, size.V))
 
-# The gradients of activations.  x is the adjoint trajectory, d.x[i] = d.x[i + 1] + J_i^T d.x[i + 1]
-# with J_i = df_i/dx.  The others are overwritten in each layer.
+# The gradients of activations.  d.x[i] is the gradient of the loss with respect to x[i].  It comes
+# from the next one on two ways, directly and through f_i: d.x[i] = d.x[i + 1] + J_i^T d.x[i + 1],
+# J_i = df_i/dx.  (This is the adjoint equation of the Euler steps.)  The other four are overwritten
+# in each layer.
 ActGrads = namedtuple("ActGrads", "x norm qkv att swiglu")
 
 def act_grad_shapes(cfg, T):
-    a = act_shapes(cfg, T)
-    return ActGrads(x=a.x,
-                    norm=a.final_in,         # gradient of an RMSNorm's output
-                    qkv=a.qkv[1:],           # of queries, keys and values
-                    att=a.att[1:],           # of attention's output
-                    swiglu=a.swiglu[1:])     # of SwiGLU's output
+    shapes = act_shapes(cfg, T)
+    return ActGrads(x=shapes.x,
+                    norm=shapes.final_in,    # gradient of an RMSNorm's output
+                    qkv=shapes.qkv[1:],      # of queries, keys and values; without the axis L
+                    att=shapes.att[1:],      # of attention's output
+                    swiglu=shapes.swiglu[1:])            # of SwiGLU's output
 
 def zeros(shapes, dtype):
     """Arrays of these shapes, a named tuple like `shapes`"""
@@ -452,9 +407,8 @@ E0, E1, E2, E3, E4, E5 = map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.33
 LOG2E, LN2_HI, LN2_LO, EXP_MIN, EXP_MAX, ONE, HALF = map(np.float32, (
     1.4426950408889634, 0.693359375, -2.12194440e-4, -87.3, 88, 1, 0.5))
 
-# `overload` replaces exp in compiled code: a call runs the function that _exp returns, and not the
-# body below.  The compiler calls _exp once, with the types of the arguments in place of their
-# values.
+# In compiled code, a call of exp runs `impl` below: the compiler calls _exp with the type of x, and
+# compiles the function that it returns.  The body of exp itself runs only in plain Python.
 def exp(x):
     """e^x: the polynomial for float32, libm for float64."""
     return math.exp(x)
@@ -521,7 +475,7 @@ def matmul_backward_add(dx, dw, dy, x, w):
 
 @jit
 def matmul_backward(dx, dw, dy, x, w):
-    """dx = dy W,   dw += dy^T x     if x enters this product alone"""
+    """dx = dy W,   dw += dy^T x     for an x that enters no other product"""
     dx[:] = 0
     matmul_backward_add(dx, dw, dy, x, w)
 
@@ -567,8 +521,9 @@ def rmsnorm_forward(y, rstd, x, gain, eps):
 @jit
 def rmsnorm_backward(dx, dnext, dy, x, gain, rstd):
     """u = x * rstd:   dx = dnext + rstd * (gain*dy - u * mean_c(gain*dy*u))
-    dx, dnext, dy, x (T, C), gain (C,), rstd (T,).  dnext is the gradient along the residual path:
-    the adjoint of x + f(x) is dnext + J^T dnext.  Derived in docs/tour/05_rmsnorm.md"""
+    dx, dnext, dy, x (T, C), gain (C,), rstd (T,).  x also bypasses the branch that begins with this
+    norm: dnext is the gradient that reaches x on that direct path, and the gradient through the
+    norm is added to it.  Derived in docs/tour/05_rmsnorm.md"""
     T, C = x.shape
     for t in range(T):
         r, total = rstd[t], x.dtype.type(0)
@@ -589,17 +544,16 @@ def add_gain_gradient(dgain, dy, x, rstd):
 # ==== 4.4 RoPE ====
 # Tour: docs/tour/06_attention.md
 # RoPE encodes the position of a token: it rotates pairs of entries of q and k by angles that grow
-# with the position.  `kept_of_frequency` matters only for models that were stretched to a longer
-# context.
+# with the position.  The dot product of a query and a key then depends on their distance.
+# `kept_of_frequency` matters only for models that were stretched to a longer context.
 def rope_frequency(cfg):
-    """theta^(-2i / D), (D / 2,): the angle between two tokens, before scaling"""
+    """theta^(-2i / D), (D / 2,): the angle by which pair i turns from one token to the next"""
     return cfg.rope_theta ** (-np.arange(0, cfg.head_dim, 2) / cfg.head_dim)
 
 def kept_of_frequency(cfg, frequency):
     """RoPE scaling stretches a model that was trained with rope_original tokens to a longer
-    context.  It divides low frequencies by rope_factor and keeps high ones, which tell neighbours
-    apart.  Returns the kept part of each frequency (D / 2,), from 0 for divided to 1 for
-    unchanged.
+    context.  A frequency becomes kept * frequency + (1 - kept) * frequency / rope_factor: low ones
+    are divided, and high ones, which tell neighbours apart, may be kept.  Returns kept (D / 2,).
         linear      all are divided                                     Chen et al. 2023
         llama3      by the number of turns in rope_original tokens: below rope_low divided, above
                     rope_high kept, a straight line between             Llama Team 2024
@@ -613,6 +567,7 @@ def kept_of_frequency(cfg, frequency):
         turns = cfg.rope_original * frequency / (2 * math.pi)
         return ((turns - low) / (high - low)).clip(0, 1)
 
+    # yarn
     def pair_with(turns):
         """The i, a real number, where rope_original * theta^(-2i / D) / 2 pi = turns"""
         return D * math.log(cfg.rope_original / (2 * math.pi * turns), cfg.rope_theta) / 2
@@ -662,66 +617,72 @@ def columns_of_head(h, H, G, D):
 
 @jit
 def attention_forward(o, lse, qkv, t0, H, G, D, window):
-    """o[t] = sum_j p[j] v[j],   p = softmax_j(q[t] k[j] / sqrt(D)),   t - window < j <= t
+    """s[j] = q[t] k[j] / sqrt(D),   p = softmax(s),   o[t] = sum_j p[j] v[j],   t - window < j <= t
     of each head, for tokens t from t0 on      Vaswani et al. 2017, eq. 1; Ainslie et al. 2023
-    out: o (T, HD), lse (H, T), the log of each softmax's denominator, kept for backward
+    (t0 > 0 if earlier tokens were computed before: section 6)
+    out: o (T, HD), lse (H, T): log sum_j e^s[j], kept for backward
     in: qkv (T, QKV): the queries of all heads, then the keys, then the values
     Explained in docs/tour/06_attention.md"""
     T, number = len(qkv), qkv.dtype.type
     scale, p = number(1 / math.sqrt(D)), np.empty(T, qkv.dtype)
     for h in range(H):
-        q, k, v = columns_of_head(h, H, G, D)
+        q0, k0, v0 = columns_of_head(h, H, G, D)
         for t in range(t0, T):
             first = max(0, t + 1 - window)
-            query, most = qkv[t, q:q + D], number(-np.inf)
-            for j in range(first, t + 1):
-                key, score = qkv[j, k:k + D], number(0)
+            q, most = qkv[t, q0:q0 + D], number(-np.inf)
+            for j in range(first, t + 1):    # p holds the scores s at first
+                k, s = qkv[j, k0:k0 + D], number(0)
                 for i in range(D):
-                    score += query[i] * key[i]
-                p[j] = score * scale
+                    s += q[i] * k[i]
+                p[j] = s * scale
                 most = larger(p[j], most)
             total = number(0)
-            for j in range(first, t + 1):    # e^(score - most) does not overflow
+            for j in range(first, t + 1):    # e^(s - most) does not overflow
                 p[j] = exp(p[j] - most)
                 total += p[j]
             lse[h, t] = most + number(math.log(total))
-            out = o[t, q:q + D]
+            out = o[t, q0:q0 + D]
             out[:] = 0
             for j in range(first, t + 1):
-                value_row, weight = qkv[j, v:v + D], p[j] / total
+                v, weight = qkv[j, v0:v0 + D], p[j] / total
                 for i in range(D):
-                    out[i] += weight * value_row[i]
+                    out[i] += weight * v[i]
 
 @jit
 def attention_backward(dqkv, do, o, lse, qkv, H, G, D, window):
-    """Row t of a head, with p[j] = e^(s[j] - lse[t]) and s[j] = q[t] k[j] / sqrt(D):
-    dp[j] = do[t] v[j],   ds[j] = p[j] (dp[j] - sum_i p[i] dp[i]) / sqrt(D)
-    dq[t] += ds[j] k[j],   dk[j] += ds[j] q[t],   dv[j] += p[j] do[t]
-    The sum over i is do[t] o[t], because o[t] = sum_i p[i] v[i]      Dao et al. 2022, B.4
+    """Row t of a head, backwards through the three formulas of `attention_forward`:
+        o[t] = sum_j p[j] v[j]        dv[j] += p[j] do[t],   dp[j] = do[t] v[j]
+        p = softmax(s)                ds[j] = p[j] (dp[j] - sum_n p[n] dp[n])
+        s[j] = q[t] k[j] / sqrt(D)    dq[t] += ds[j] k[j] / sqrt(D),  dk[j] += ds[j] q[t] / sqrt(D)
+    The second line holds because the derivative of p[n] by s[j] is p[n] (1 - p[j]) if n = j, else
+    -p[n] p[j].  Its sum is sum_n p[n] (do[t] v[n]) = do[t] o[t].  The probabilities would take
+    T x T numbers per head.  They are not stored, but computed again: p[j] = e^(s[j] - lse[t]).
+    dk and dv are sums, because all later tokens read the same key and value, and so do all heads of
+    a group      Dao et al. 2022
     out: dqkv (T, QKV)     in: do, o (T, HD), lse (H, T), qkv (T, QKV)"""
     T, number = len(qkv), qkv.dtype.type
     scale = number(1 / math.sqrt(D))
     dqkv[:] = 0
     for h in range(H):
-        q, k, v = columns_of_head(h, H, G, D)
+        q0, k0, v0 = columns_of_head(h, H, G, D)
         for t in range(T):
-            query, dquery = qkv[t, q:q + D], dqkv[t, q:q + D]
-            dout, out, mean = do[t, q:q + D], o[t, q:q + D], number(0)
+            q, dq = qkv[t, q0:q0 + D], dqkv[t, q0:q0 + D]
+            do_t, o_t, do_o = do[t, q0:q0 + D], o[t, q0:q0 + D], number(0)
             for i in range(D):
-                mean += dout[i] * out[i]     # sum_j p[j] dp[j]
+                do_o += do_t[i] * o_t[i]
             for j in range(max(0, t + 1 - window), t + 1):
-                key, value_row = qkv[j, k:k + D], qkv[j, v:v + D]
-                dkey, dvalue = dqkv[j, k:k + D], dqkv[j, v:v + D]
-                score, dp = number(0), number(0)
+                k, dk = qkv[j, k0:k0 + D], dqkv[j, k0:k0 + D]
+                v, dv = qkv[j, v0:v0 + D], dqkv[j, v0:v0 + D]
+                s, dp = number(0), number(0)
                 for i in range(D):
-                    score += query[i] * key[i]
-                    dp += dout[i] * value_row[i]
-                p = exp(score * scale - lse[h, t])
-                ds = p * (dp - mean) * scale
+                    s += q[i] * k[i]
+                    dp += do_t[i] * v[i]
+                p = exp(s * scale - lse[h, t])
+                ds = p * (dp - do_o) * scale             # with the 1 / sqrt(D) of the third line
                 for i in range(D):
-                    dquery[i] += ds * key[i]
-                    dkey[i] += ds * query[i]
-                    dvalue[i] += p * dout[i]
+                    dq[i] += ds * k[i]
+                    dk[i] += ds * q[i]
+                    dv[i] += p * do_t[i]
 
 # ==== 4.6 SwiGLU ====
 # Tour: docs/tour/07_euler.md
@@ -856,7 +817,8 @@ def add_head_gain_gradients(dq_gain, dk_gain, dqkv, qk, rstd, H):
 
 # ==== 5 Model ====
 # Tour: docs/tour/07_euler.md (forward) and 08_backward.md
-# Forward pass, loss and backward pass of one sequence, from the ops of section 4.
+# Forward pass, loss and backward pass of one sequence, from the ops of section 4, called once each
+# and in this order.  `python check.py --plain` compares the gradients with finite differences.
 Constants = namedtuple("Constants", "L P H G D window eps cos sin")      # the same for every pass
 
 def constants_of(cfg, dtype):
@@ -867,16 +829,16 @@ def constants_of(cfg, dtype):
 def head_of(k, p, c):
     """The matrix (V, C) of output head k.  If the embedding is tied, wte is head 0 and lm_head
     begins with head 1.     p: the parameters, or their gradients"""
-    tied = c.P - len(p.lm_head)
+    tied = c.P - len(p.lm_head)              # 1 if the embedding is tied, else 0
     return p.wte if k < tied else p.lm_head[k - tied]
 
 @jit
-def forward(tokens, t0, outputs, p, a, c):
+def forward(tokens, t0, n_outputs, p, a, c):
     """Computes the activations of the tokens from t0 on, up to the logits a.logits (P, T, V) of
-    heads 0 to outputs - 1.     tokens (T,) int32, p Params, a Acts, c Constants
-    Training begins at t0 = 0.  A text that grows by a token is computed for that token alone: no
-    token reads a later one, so all activations before t0 stay as they are.  What the new tokens
-    read of them are keys and values, in a.qkv: the KV cache.
+    output heads 0 to n_outputs - 1.     tokens (T,) int32, p Params, a Acts, c Constants
+    In training, t0 is 0.  If a text grows, only the new tokens are computed, because no token reads
+    a later one.  Of the earlier tokens they need only keys and values.  These are still in a.qkv,
+    which is therefore called the KV cache.
 
     Each layer is two Euler steps: x += attention(rmsnorm(x)), then x += swiglu(rmsnorm(x))."""
     H, G, D, T = c.H, c.G, c.D, len(tokens)
@@ -894,6 +856,7 @@ def forward(tokens, t0, outputs, p, a, c):
             a.qk[l, new] = qkv[:, :(H + G) * D]
             head_norm_forward(qkv, a.qk_rstd[l, new], p.q_norm[l], p.k_norm[l], c.eps)
         rope(qkv, c.cos[new], c.sin[new], H + G, c.cos.dtype.type(1))
+        # for the queries of the new tokens, with the keys and values of all
         attention_forward(a.att[l, :T], a.lse[l], a.qkv[l, :T], t0, H, G, D, c.window)
         matmul_add(x1, x, a.att[l, new], p.attn_proj[l])
 
@@ -904,7 +867,7 @@ def forward(tokens, t0, outputs, p, a, c):
         matmul_add(x2, x1, swiglu, p.down[l])
     x, final_in = a.x[2 * c.L, new], a.final_in[new]
     rmsnorm_forward(final_in, a.final_rstd[new], x, p.final_norm, c.eps)
-    for k in range(outputs):
+    for k in range(n_outputs):
         matmul(a.logits[k, new], final_in, head_of(k, p, c))
 
 @jit
@@ -915,19 +878,19 @@ def loss(nll, targets, weight, a):
         cross_entropy(nll[k], a.logits[k], targets[k], weight[k])
 
 @jit
-def backward(tokens, outputs, p, g, a, d, c):
-    """Adds the gradients of all parameters to g, and writes the adjoint trajectory d.x[2L..0].
+def backward(tokens, n_outputs, p, g, a, d, c):
+    """Adds the gradients of all parameters to g, and writes those of the residual stream, d.x[2L]
+    to d.x[0].     g Params, d ActGrads
     It runs through `forward` in reverse: each op turns the gradient of its output into the
-    gradients of its inputs.  `loss` has replaced a.logits by their gradients; swiglu_backward
-    does the same to a.gate_up.     g Params, d ActGrads"""
-    H, G, D, L = c.H, c.G, c.D, c.L
-    dlogits, dgate_up = a.logits, a.gate_up
+    gradients of its inputs.  `loss` has replaced a.logits by their gradients."""
+    H, G, D, L, dlogits = c.H, c.G, c.D, c.L, a.logits
     d.norm[:] = 0
-    for k in range(outputs):                 # the heads share their input
+    for k in range(n_outputs):               # the output heads share their input
         matmul_backward_add(d.norm, head_of(k, g, c), dlogits[k], a.final_in, head_of(k, p, c))
-    d.x[2 * L] = 0                           # the residual path ends here
-    rmsnorm_backward(d.x[2 * L], d.x[2 * L], d.norm, a.x[2 * L], p.final_norm, a.final_rstd)
     add_gain_gradient(g.final_norm, d.norm, a.x[2 * L], a.final_rstd)
+    dx = d.x[2 * L]
+    dx[:] = 0                                # no direct path goes on from here: dnext is 0
+    rmsnorm_backward(dx, dx, d.norm, a.x[2 * L], p.final_norm, a.final_rstd)
     for l in range(L - 1, -1, -1):
         x, x1 = a.x[2 * l], a.x[2 * l + 1]
         dx, dx1, dx2 = d.x[2 * l], d.x[2 * l + 1], d.x[2 * l + 2]
@@ -935,22 +898,23 @@ def backward(tokens, outputs, p, g, a, d, c):
         # x2 = x1 + swiglu(rmsnorm(x1)): dx2 goes through the branch, and directly to dx1
         matmul_backward(d.swiglu, g.down[l], dx2, a.swiglu[l], p.down[l])
         swiglu_backward(a.gate_up[l], d.swiglu)
-        matmul_backward(d.norm, g.gate_up[l], dgate_up[l], a.mlp_in[l], p.gate_up[l])
-        rmsnorm_backward(dx1, dx2, d.norm, x1, p.mlp_norm[l], a.mlp_rstd[l])
+        dgate_up = a.gate_up[l]              # now holds its gradient
+        matmul_backward(d.norm, g.gate_up[l], dgate_up, a.mlp_in[l], p.gate_up[l])
         add_gain_gradient(g.mlp_norm[l], d.norm, x1, a.mlp_rstd[l])
+        rmsnorm_backward(dx1, dx2, d.norm, x1, p.mlp_norm[l], a.mlp_rstd[l])
 
         # x1 = x + attention(rmsnorm(x)): the same for dx1 and dx
         matmul_backward(d.att, g.attn_proj[l], dx1, a.att[l], p.attn_proj[l])
         attention_backward(d.qkv, d.att, a.att[l], a.lse[l], a.qkv[l], H, G, D, c.window)
         rope(d.qkv, c.cos, c.sin, H + G, c.cos.dtype.type(-1))
-        if p.q_norm.size:
+        if p.q_norm.size:                    # the gains first: the next call overwrites d.qkv
             add_head_gain_gradients(g.q_norm[l], g.k_norm[l], d.qkv, a.qk[l], a.qk_rstd[l], H)
             head_norm_backward(d.qkv, a.qk[l], a.qk_rstd[l], p.q_norm[l], p.k_norm[l])
         if p.qkv_bias.size:
             add_bias_gradient(g.qkv_bias[l], d.qkv)
         matmul_backward(d.norm, g.qkv[l], d.qkv, a.attn_in[l], p.qkv[l])
-        rmsnorm_backward(dx, dx1, d.norm, x, p.attn_norm[l], a.attn_rstd[l])
         add_gain_gradient(g.attn_norm[l], d.norm, x, a.attn_rstd[l])
+        rmsnorm_backward(dx, dx1, d.norm, x, p.attn_norm[l], a.attn_rstd[l])
     embedding_backward(g.wte, d.x[0], tokens)
 
 def check_ids(tokens, cfg):
@@ -971,7 +935,7 @@ def largest_mask(x, n):
     return chosen
 
 # What `sample` may choose: the top_k most probable tokens (0: all), the fewest whose probabilities
-# sum to top_p, and those with at least min_p times the probability of the best one
+# sum to at least top_p, and those with at least min_p times the probability of the best one
 Choice = namedtuple("Choice", "temperature top_k top_p min_p", defaults=(0.8, 0, 1.0, 0.0))
 
 def sample(logits, rng, o):
@@ -987,7 +951,8 @@ def sample(logits, rng, o):
     if o.temperature == 0:
         return best
     z = logits.astype(np.float64)
-    odds = np.exp((z - z[best]) / max(o.temperature, 1e-99))         # 1 for the most probable token
+    # probabilities, relative to that of the most probable token
+    odds = np.exp((z - z[best]) / max(o.temperature, 1e-99))
     n = min(o.top_k or len(odds), len(odds))
     if o.top_p < 1:                          # the fewest whose sum reaches top_p of the total
         total = np.sort(odds)[::-1].cumsum()
@@ -1016,7 +981,7 @@ def generate(decoder, prompt, n, rng, sampling, end=None):
         ids = [token]
 
 class PlainDecoder:
-    """Reads a text token by token.  `forward` computes the new tokens alone."""
+    """Reads a text, some tokens at a time.  `forward` computes the new tokens alone."""
 
     def __init__(self, cfg, flat):
         """flat (N,): the parameters, in the order of `param_table`"""
@@ -1041,8 +1006,8 @@ class PlainDecoder:
 # The schedule of the learning rate, gradient clipping, and AdamW.
 def lr_at(step, n_steps, lr, warmup, floor, cooldown=0.0):
     """Linear warm-up over `warmup` steps, then a half cosine from lr to floor * lr at n_steps.
-    With a cooldown, the rate is constant after the warm-up, and falls linearly in this last
-    fraction of the steps.
+    With a cooldown, the rate is constant after the warm-up, and falls linearly in that last
+    fraction of the steps that follow the warm-up.
     An infinite n_steps means that the run is not planned yet: the rate then stays at lr."""
     if step < warmup:
         return lr * (step + 1) / warmup
@@ -1060,7 +1025,8 @@ MUON_SETTINGS = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
 
 def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, **muon_settings):
     """The settings of step t = 1, 2, ..., all floats.     correct1, correct2 = 1 - beta^t
-    m and v begin at zero, so the weights of the gradients in them sum to 1 - beta^t, not to 1.
+    m and v are weighted sums of the gradients so far.  They begin at zero, so the weights sum to
+    1 - beta^t, and division by it makes them means.
     muon_settings: the fields in MUON_SETTINGS; without them AdamW updates all tensors"""
     settings = dict(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, clip=clip,
                     correct1=1 - beta1 ** t, correct2=1 - beta2 ** t, **muon_settings)
@@ -1108,7 +1074,8 @@ def adamw_update(p, g, m, v, n_decay, hyper, scale):
     old2, new2 = dtype(hyper.beta2), dtype(1 - hyper.beta2)
     for i in prange(blocks):
         start, end = i * N // blocks, (i + 1) * N // blocks
-        middle = min(max(n_decay, start), end)           # end of the matrices in this block
+        # Where matrices end and gains begin, which do not decay, a block has two parts
+        middle = min(max(n_decay, start), end)
         matrices = start, middle, hyper.lr * hyper.weight_decay
         gains = middle, end, 0.0
         for n0, n1, decay in (matrices, gains):
@@ -1148,36 +1115,32 @@ def windows(tokens, starts, T, P):
     return np.maximum(rows[:, :T], 0), targets_of(rows, P)
 
 class Epochs:
-    """Endless epochs.  Each epoch has its own permutation of range(n).
-    Entry i lies in epoch i // n, and (seed, epoch) determines the phase and the permutation.  So
-    entry i depends on (seed, i) alone, and the data cursor of a checkpoint is just the step."""
+    """Endless epochs over range(n).  Each epoch has its own order and its own phase, a number from
+    0 to T - 1, both drawn from (seed, epoch).  So a step number tells which entries come next, and
+    a run that continues needs to know nothing else."""
 
     def __init__(self, n, T, seed):
         self.n, self.T, self.seed, self.epoch = n, T, seed, None
 
     def entry(self, i):
-        """(epoch, index < n, phase of the epoch, 0 <= phase < T)"""
+        """(epoch, index < n, phase of the epoch) of entry i of the run"""
         epoch, j = divmod(i, self.n)
-        if epoch != self.epoch:              # keep only the permutation of one epoch
+        if epoch != self.epoch:              # keep only the order of one epoch
             rng = np.random.default_rng((self.seed, epoch))
             self.phase = rng.integers(self.T)
             self.order = rng.permutation(self.n)
             self.epoch = epoch
         return epoch, self.order[j], self.phase
 
-    def n_read(self, i, B):
-        """The number of tokens in rows i to i + B of the run.  Windows have no padding."""
-        return B * self.T
-
 class Batches(Epochs):
-    """Adjacent windows of T tokens.  The first window begins at the phase of the epoch, so each
-    epoch cuts the text at other places."""
+    """Adjacent windows of T tokens.  With phase 2 and T = 4, windows begin at tokens 2, 6, 10, ...:
+    each epoch cuts the text at other places."""
+    remedy = "use a longer text"
 
     def __init__(self, tokens, T, P, seed):
         super().__init__(len(tokens) // T - 1, T, seed)
-        shorter = f", or --seq-len {len(tokens) // 2}" if len(tokens) >= 32 else ""
         need(self.n > 0, f"expected {2 * T:,} training tokens or more, two windows of {T}, found "
-             f"{len(tokens):,}; use a longer text with --data{shorter}")
+             f"{len(tokens):,}; {self.remedy}")
         self.tokens, self.P = tokens, P
 
     def take(self, i, B):
@@ -1190,17 +1153,18 @@ class Batches(Epochs):
 # Tour: docs/tour/09_training.md
 # The loss is a mean over targets, `PlainModel` computes its gradient, and `train` is the loop.
 def loss_weights(targets, mtp_weight):
-    """d loss / d (summed CE of head k)     loss = CE_0 + mtp_weight * mean_k>0 CE_k
-    CE_k is the mean over the valid targets (not -1) of the whole step, across all micro-batches.
-    targets (P, ...) -> (P,)"""
+    """The factors of the summed cross-entropies S_k of the output heads in the loss
+        loss = S_0 / n_0 + mtp_weight * (mean of S_k / n_k over the other heads k)
+    n_k is the number of targets (not -1) of head k in the whole step.     targets (P, ...) -> (P,)
+    """
     P = len(targets)
     count = np.maximum(1, (targets.reshape(P, -1) >= 0).sum(1))
     of_heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
     return np.array(of_heads) / count
 
 class PlainModel:
-    """A model and its gradients, on one thread, one sequence after another.  It computes in the
-    dtype of its parameters: float32 to train, float64 to check gradients."""
+    """A model and its gradients, one sequence after another.  It computes in the dtype of its
+    parameters: float32 to train, float64 to check gradients."""
 
     def __init__(self, cfg, flat):
         """flat (N,): the parameters, in the order of `param_table`"""
@@ -1212,21 +1176,21 @@ class PlainModel:
         self.ce = np.zeros(cfg.n_mtp)        # summed cross-entropy of each head since `update`
         self.constants = constants_of(cfg, flat.dtype)
 
-    def run(self, tokens, targets, weight, outputs, with_gradient):
-        """Cross-entropies (B, outputs) in nats, summed over each sequence's tokens.
-        with_gradient: also g += the gradient of sum_bk weight[b, k] CE[b, k]
-        tokens (B, T), targets (P, B, T), -1 for none, int32; weight (B, P)"""
+    def run(self, tokens, targets, weight, n_outputs, with_gradient):
+        """Cross-entropies S (B, n_outputs) in nats, summed over each sequence's tokens.
+        with_gradient: also g += the gradient of sum_bk weight[b, k] S[b, k]
+        tokens (B, T), targets (n_outputs, B, T), -1 for none, int32; weight (B, n_outputs)"""
         cfg, c, dtype, (B, T) = self.cfg, self.constants, self.flat.dtype, tokens.shape
         need(0 < T <= cfg.seq_len, f"expected 1 to {cfg.seq_len} tokens per sequence, found {T}")
         check_ids(tokens, cfg)
         check_ids(np.maximum(targets, 0), cfg)
         a, d = zeros(act_shapes(cfg, T), dtype), zeros(act_grad_shapes(cfg, T), dtype)
-        nll = np.zeros((B, outputs, T))
+        nll = np.zeros((B, n_outputs, T))
         for b in range(B):
-            forward(tokens[b], 0, outputs, self.p, a, c)
+            forward(tokens[b], 0, n_outputs, self.p, a, c)
             loss(nll[b], targets[:, b], weight[b], a)
             if with_gradient:
-                backward(tokens[b], outputs, self.p, self.g, a, d, c)
+                backward(tokens[b], n_outputs, self.p, self.g, a, d, c)
         return nll.sum(2)
 
     def gradient(self, tokens, targets, weight):
@@ -1238,8 +1202,9 @@ class PlainModel:
         return self.run(tokens, targets[None], np.ones((len(tokens), 1)), 1, False)[:, 0]
 
     def update(self, hyper):
-        """An AdamW step on the gradients since the last one, which become zero.
-        Returns the cross-entropies (P,) that belong to them, summed, and |g|."""
+        """An AdamW step with the gradients since the last step; sets them to zero.  Returns the
+        summed cross-entropies (P,) since the last step, and |g| before clipping.  If |g| is not
+        finite, only the cross-entropies are set to zero."""
         norm = adamw(self.flat, self.g_flat, self.m, self.v, self.n_decay, hyper)
         ce, self.ce = self.ce, np.zeros(self.cfg.n_mtp)
         return ce, norm
@@ -1247,9 +1212,10 @@ class PlainModel:
 def train(run, stopped=()):
     """The training loop, until the last step, or until `stopped` holds a signal.
     run: an object with
-        model, batches                 what learns, and what from
-        step, n_steps, B, micro_batch  steps done and in all; sequences of a step, and of a pass
-        weights(tokens, targets)       d loss / d CE of each sequence and head, (B, P)
+        model, batches                 the model, and the data that it learns from
+        step, n_steps                  the number of steps that are done, and of all steps
+        B, micro_batch                 sequences of a step, and of a forward and backward pass
+        weights(tokens, targets)       the factor of each cross-entropy in the loss, (B, P)
         hyper(step)                    the settings of the optimizer
         record(losses, norm, hyper, seconds)     writes the log
         due(what)                      is it time to "validate" or to "save"?
@@ -1282,29 +1248,51 @@ def train(run, stopped=()):
 # ==== 10 Checkpoint ====
 # A model is one file in the format safetensors: 8 bytes with the length of a header, the header in
 # JSON, and the numbers.  The names are those of a Llama, so that other programs can read them.  The
-# header also holds the configuration, the tokenizer, and a checksum of the whole file.
+# header also holds the configuration, the tokenizer, and a checksum of what follows the length.
+# `read_model` does not verify it; `read_checkpoint` (22) does.
 LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start optimizer")
+
+# {tensor: the matrices that are stacked in one layer or head of it, each as its rows ("": all), its
+# name in a Llama and its name in GGUF, the format of llama.cpp}
+FILE_NAMES = {
+    "wte":        [("", "model.embed_tokens", "token_embd")],
+    "qkv":        [("HD", "self_attn.q_proj", "attn_q"), ("GD", "self_attn.k_proj", "attn_k"),
+                   ("GD", "self_attn.v_proj", "attn_v")],
+    "attn_proj":  [("", "self_attn.o_proj", "attn_output")],
+    "gate_up":    [("F", "mlp.gate_proj", "ffn_gate"), ("F", "mlp.up_proj", "ffn_up")],
+    "down":       [("", "mlp.down_proj", "ffn_down")],
+    "lm_head":    [("", "", "")],            # each head has a name of its own
+    "attn_norm":  [("", "input_layernorm", "attn_norm")],
+    "mlp_norm":   [("", "post_attention_layernorm", "ffn_norm")],
+    "final_norm": [("", "model.norm", "output_norm")],
+    "q_norm":     [("", "self_attn.q_norm", "attn_q_norm")],
+    "k_norm":     [("", "self_attn.k_norm", "attn_k_norm")],
+}
+FILE_NAMES["qkv_bias"] = FILE_NAMES["qkv"]
 
 def llama_tensors(cfg):
     """The tensors of a file in buffer order, with the names and shapes of a LlamaForCausalLM.
     Each tensor of `param_table` is split by layer or head, and each layer into its matrices: qkv
     (L, QKV, C) becomes model.layers.0.self_attn.q_proj.weight (HD, C), k_proj (GD, C), v_proj
     (GD, C), and so on.  gguf: the name in a GGUF file, "" if GGUF has no place for the tensor."""
+    size = dims_of(cfg)
+    rows_of = {"HD": size.HD, "GD": size.G * size.D, "F": size.F}
     of_heads = [("lm_head", "output"), *((f"mtp.{k}", "") for k in range(1, cfg.n_mtp))]
     prefixes = {"": [("", "")],
                 "layer": [(f"model.layers.{l}.", f"blk.{l}.") for l in range(cfg.n_layer)],
-                "head": of_heads[cfg.tie_embeddings:]}
+                "head": of_heads[1:] if cfg.tie_embeddings else of_heads}
     tensors = []
     for x in param_table(cfg):
         if x.start == x.end:                 # the model has no such tensor
             continue
-        start, columns = x.start, x.shape[2:] if x.each else x.shape[1:]
+        start, (all_rows, *columns) = x.start, x.shape[1:] if x.each else x.shape
         for prefix, gguf_prefix in prefixes[x.each]:
-            for rows, name, gguf in x.parts:
-                gguf = gguf_prefix + gguf
-                tensors.append(LlamaTensor(f"{prefix}{name}.{x.kind}", gguf and f"{gguf}.{x.kind}",
-                                           (rows, *columns), start, x.optimizer))
-                start += math.prod((rows, *columns))
+            for rows, name, gguf in FILE_NAMES[x.name]:
+                shape = rows_of.get(rows, all_rows), *columns
+                in_gguf = f"{gguf_prefix}{gguf}.{x.kind}" if gguf_prefix or gguf else ""
+                tensors.append(LlamaTensor(f"{prefix}{name}.{x.kind}", in_gguf, shape, start,
+                                           x.optimizer))
+                start += math.prod(shape)
     return tensors
 
 FILE_TYPES = {"F32": "<f4", "BF16": "<u2", "I8": "i1", "F64": "<f8"}
@@ -1355,25 +1343,25 @@ def write_model(path, cfg, tokenizer, state, flat):
     os.replace(f"{path}.tmp", path)
 
 # ==== 11 The program alone ====
-# What a user types, if this file and bpe.py are alone in a folder.  With the folder nanoeuler_parts
-# the command line of section 25 takes the place of `plain_main`.
+# What a user types, if this file and bpe.py are alone in a folder.  `main`, at the end of the file,
+# then calls `plain_main`.  With the folder nanoeuler_parts, the command line of section 25 is used.
 class PlainRun:
     """A run of `train` on one text, with AdamW.  The last tenth of the text is held out."""
     B, micro_batch, lr, warmup, eval_every = 16, 16, 3e-3, 50, 200
 
     def __init__(self, cfg, text, out, n_steps):
         cut = len(text) * 9 // 10
-        while cut and text[cut] & 0xC0 == 0x80:          # a character begins here
+        while cut and text[cut] & 0xC0 == 0x80:          # in the middle of a character
             cut -= 1
         learned, held_out = text[:cut], text[cut:]
         self.tokenizer = bpe.train(learned, cfg.vocab_size, bpe.SPECIALS)
         self.cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)
         self.model = PlainModel(self.cfg, init_params(self.cfg, seed=1))
         T, P = self.cfg.seq_len, self.cfg.n_mtp
-        self.batches = Batches(self.tokenizer.encode(learned), T, P, seed=1)
-        tokens = self.tokenizer.encode(held_out)
-        need(len(tokens) > 1, "the held-out tenth of the text has no token to predict; use a "
-             "longer text")
+        learned = self.tokenizer.encode(learned)
+        self.batches = Batches(learned, T, P, seed=1)
+        # the last token before the held-out text predicts its first one
+        tokens = np.append(learned[-1:], self.tokenizer.encode(held_out))
         self.tokens, targets = windows(tokens, range(0, len(tokens) - 1, T), T, P)
         self.targets, self.held_out_bytes = targets[0], len(held_out)
         self.out, self.step, self.n_steps = out, 0, n_steps
@@ -1438,12 +1426,13 @@ def write_reply(prompt, model, choice, n):
     """Prints up to n tokens of a reply, as they are sampled.     model: from `read_model`"""
     cfg, tokenizer, state, flat = model
     ids, end = prompt_ids(prompt, state, tokenizer)
-    n = max(0, min(n, cfg.seq_len + 1 - len(ids)))
-    text = codecs.getincrementaldecoder("utf-8")("replace")          # a character may take several
-    rng = np.random.default_rng()                                    # tokens
-    for token in generate(PlainDecoder(cfg, flat), ids, n, rng, choice, end):
-        print(for_terminal(text.decode(tokenizer.decode([token]))), end="", flush=True)
-    print()
+    need(len(ids) <= cfg.seq_len, f"the prompt has {len(ids)} tokens, and this model reads up to "
+         f"{cfg.seq_len}; shorten it")
+    n, rng = min(n, cfg.seq_len + 1 - len(ids)), np.random.default_rng()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")       # of characters, which may be
+    for token in generate(PlainDecoder(cfg, flat), ids, n, rng, choice, end):    # several tokens
+        print(for_terminal(decoder.decode(tokenizer.decode([token]))), end="", flush=True)
+    print(decoder.decode(b"", final=True))
 
 def typed_lines():
     """Each line that the user types after the sign >"""
@@ -1458,7 +1447,7 @@ def plain_main(argv=None):
     """The command line without the folder nanoeuler_parts"""
     parser = argparse.ArgumentParser(
         description="Train a GPT from scratch, and talk to it.  Without the folder "
-        "nanoeuler_parts, this program uses one thread and float32, and does not resume a run.")
+        "nanoeuler_parts, this program computes one sequence after another, and does not resume.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("train", help="learn a text, and write a model")
     verb.add_argument("preset", nargs="?", default="small", choices=PRESETS)
@@ -1504,6 +1493,51 @@ def plain_main(argv=None):
 #
 # Each number is written by one thread, in one order.  So a result depends neither on the number of
 # threads nor on which thread takes which task.
+
+# What Parts II and III import.  Without the folder nanoeuler_parts, some names must exist, although
+# nothing here is called.
+import contextlib
+import difflib
+import importlib.util
+import runpy
+import shlex
+import signal
+import textwrap
+import threading
+from collections import deque
+from dataclasses import fields
+from functools import partial
+from typing import Protocol
+
+from numba import get_num_threads
+
+from bpe import note
+
+if nanoeuler_parts:
+    from nanoeuler_parts.files.corpora import files_in, open_text
+    from nanoeuler_parts.files.logs import (
+        alone, free_log, keep_aside, log_identity, log_path, open_log, restore_log, STOPPED,
+    )
+    from nanoeuler_parts.files.safetensors import (
+        DTYPES, map_tensors, need_finite, need_whole, note_large, read_meta, release_pages,
+        write_tensors,
+    )
+    from nanoeuler_parts.files.settings import digits_of, flag_of, SettingError, type_of
+    from nanoeuler_parts.files.sinks import Sinks
+    from nanoeuler_parts.files.writing import output_may_fail, WriteError
+    from nanoeuler_parts.machine.counters import counters, fetch_add, next_below, seen, wait_until
+    from nanoeuler_parts.machine.cpu import (
+        DTYPE, DY_COLUMNS, HAS_BF16, MR, QUADS, ROWS, tile_width,
+    )
+    from nanoeuler_parts.machine.kernels import Compiled, fill_cache
+    from nanoeuler_parts.machine.numbers import (
+        from_bf16, narrowed, narrowed_transpose, pack, panel_entry, panel_rows, quantized, to_bf16,
+    )
+    from nanoeuler_parts.machine.threads import fewer_threads, most_memory, use_threads
+    from nanoeuler_parts.machine.tile import rows_tile, tile
+else:
+    MR, DTYPE, HAS_BF16, QUADS = 8, "f32", False, False
+    Compiled = namedtuple("Compiled", "kernel argument dtype")
 
 # ==== 12 Memory ====
 # The arrays of `Model` hold a batch of sequences.  They may store numbers in bfloat16, and matrices
@@ -3684,10 +3718,15 @@ class Windows:
 
 class TextBatches(Batches):
     """`Batches` of a text that may be a memory-mapped file"""
+    remedy = "use a longer text with --data, or a smaller --seq-len"
 
     def take(self, i, B):
         need_whole(self.tokens)
         return super().take(i, B)
+
+    def n_read(self, i, B):
+        """The number of tokens in rows i to i + B of the run.  Windows have no padding."""
+        return B * self.T
 
 # ---- rows of examples
 class Examples(Epochs):
@@ -4957,7 +4996,7 @@ def params_in(c):
     names, found = iter(tensor_shapes(c.cfg)), []
     for x in param_table(c.cfg):
         n = x.shape[0] if x.each else 1
-        parts = len(x.parts) if x.start < x.end else 0
+        parts = len(FILE_NAMES[x.name]) if x.start < x.end else 0
         readers = [reader(list(itertools.islice(names, parts))) for _ in range(n)]
         if x.decays:
             found.append(Stack(readers, x.shape[1:] if x.each else x.shape))

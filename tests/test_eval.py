@@ -337,7 +337,7 @@ def test_what_is_refused(args, words, model, elsewhere, capsys):
 @cli
 def test_a_window_larger_than_the_memory_is_refused(model, elsewhere, monkeypatch, capsys):
     (elsewhere / "a.txt").write_text("To be or not", encoding="utf-8")
-    monkeypatch.setattr(ev, "act_shapes", lambda cfg, B, T: ((1 << 50,),))
+    monkeypatch.setattr(ev, "act_shapes", lambda cfg, T: ((1 << 50,),))
     refused(capsys, "eval", model, "--data", "a.txt", words=["4,194,304.0 GiB", "--context"])
 
 

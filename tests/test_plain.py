@@ -109,7 +109,7 @@ def test_a_gradient_in_another_thread_is_the_same():
             gradients.append(model.g_flat.copy())
 
         work()
-        worker = threading.Thread(target=work)
+        worker = threading.Thread(target=work, daemon=True)
         worker.start()
         worker.join()
         assert np.array_equal(*gradients)
