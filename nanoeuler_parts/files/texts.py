@@ -177,6 +177,31 @@ def record_lines(text):
     lines = text.split(b"\n" if isinstance(text, bytes) else "\n")
     return lines if lines[-1] else lines[:-1]
 
+def json_beginning(value, most):
+    """The first `most` characters of a value's JSON text.  A large value takes no longer than a
+    small one: nothing after these characters is encoded."""
+    def pieces(value):
+        if isinstance(value, dict | list):
+            opening, closing = "{}" if isinstance(value, dict) else "[]"
+            for i, member in enumerate(value):
+                yield ", " if i else opening
+                if opening == "{":
+                    yield from (*pieces(member), ": ")
+                    member = value[member]
+                yield from pieces(member)
+            yield closing if value else opening + closing
+        else:
+            if isinstance(value, str):
+                value = value[:most]         # its quotes make it longer than `most` again
+            yield json.dumps(value, ensure_ascii=False)
+
+    text = ""
+    for piece in pieces(value):
+        text += piece
+        if len(text) >= most:
+            break
+    return text[:most]
+
 def parse_json(text, line=1):
     """The value of a JSON text.  Errors give the place, and name the most common mistakes.
     line: number of the text's first line in its file"""

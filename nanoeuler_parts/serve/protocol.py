@@ -16,6 +16,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 
 import nanoeuler as ne
+from nanoeuler_parts.files.texts import json_beginning
 from nanoeuler_parts.serve import values
 from nanoeuler_parts.serve.engine import Answer
 
@@ -275,7 +276,8 @@ def format_of(said):
 
 
 def shown(value):
-    said = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else repr(value)
+    """The beginning of a value, for an error.  Only this beginning is encoded."""
+    said = repr(value[:60]) if isinstance(value, str) else json_beginning(value, 61)
     return said if len(said) <= 60 else f"{said[:57]}..."
 
 

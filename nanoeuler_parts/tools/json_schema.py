@@ -18,7 +18,8 @@ from fractions import Fraction
 from math import ceil, floor
 from urllib.parse import unquote
 
-from bpe import need, UserError
+from bpe import UserError
+from nanoeuler_parts.files.texts import json_beginning
 from nanoeuler_parts.tools.json_frames import (
     accepts, alternatives, any_value, Array, choice, encoded, MOST_DEPTH, MOST_DIGITS,
     MOST_LIVE as MOST_ALTERNATIVES, NO_LIMIT, number_between, opened, other_name, Record, SCALARS,
@@ -119,6 +120,21 @@ VALUES = {
         "a whole number of at least 0", is_whole))}
 
 
+def need(ok, message):
+    """bpe.need, whose message may also be a function that returns it: a message that shows a part
+    of the schema takes longer to make than the check, which most parts pass."""
+    if not ok:
+        raise UserError(message() if callable(message) else message)
+
+
+def members(value):
+    """The number of members of a keyword's value, with those of the lists within an object"""
+    if not isinstance(value, list | dict):
+        return 0
+    lists = value.values() if isinstance(value, dict) else ()
+    return len(value) + sum(len(x) for x in lists if isinstance(x, list))
+
+
 class Impossible(UserError):
     """No value fits, or none that is within the limits."""
 
@@ -140,7 +156,7 @@ class Budget:
 
 
 def shown(value):
-    return encoded(value).decode()[:60]
+    return json_beginning(value, 60)
 
 
 def type_of(value):
@@ -185,7 +201,7 @@ def both_values(a, b, where):
 
 
 def equal(a, b, where):
-    need(a == b, f"{where}: two schemas that hold together have the values {shown(a)} and "
+    need(a == b, lambda: f"{where}: two schemas that hold together have the values {shown(a)} and "
          f"{shown(b)} of one keyword, which is not supported")
     return a
 
@@ -294,8 +310,8 @@ class Compiler:
 
     def at(self, name, where):
         """The schema at a $ref"""
-        need(isinstance(name, str) and (name == "#" or name.startswith("#/")), f"{where}: $ref is "
-             f"{shown(name)}, expected a place in this schema, such as #/$defs/name")
+        need(isinstance(name, str) and (name == "#" or name.startswith("#/")), lambda: f"{where}: "
+             f"$ref is {shown(name)}, expected a place in this schema, such as #/$defs/name")
         place = self.root
         self.spend(5 + len(name) // 10)
         for key in unquote(name[2:]).split("/") if len(name) > 1 else ():    # RFC 6901, 4 and 6
@@ -314,13 +330,13 @@ class Compiler:
         would change the meaning of keywords."""
         if isinstance(schema, dict) and schema is not self.root:
             need(not isinstance(schema.get("$schema"), str) or draft_of(schema) == self.draft,
-                 f"{where}: $schema is {shown(schema.get('$schema'))} in a part of a schema of "
-                 f"another draft, which is not supported; remove it")
+                 lambda: f"{where}: $schema is {shown(schema.get('$schema'))} in a part of a "
+                 f"schema of another draft, which is not supported; remove it")
             for name in "$id", "id":
                 base = schema.get(name)
                 need(not isinstance(base, str) or base.startswith("#") or not self.has_ref(schema),
-                     f"{where}: {name} is {shown(base)} in a part of the schema that contains a "
-                     f"$ref, which is not supported; remove the {name}")
+                     lambda: f"{where}: {name} is {shown(base)} in a part of the schema that "
+                     f"contains a $ref, which is not supported; remove the {name}")
 
     def has_ref(self, schema):
         waiting = [schema]
@@ -348,8 +364,8 @@ class Compiler:
             return {}, []
         if schema is False:
             raise Impossible(f"{where}: no value fits false")
-        need(isinstance(schema, dict), f"{where}: expected an object, true or false as a schema, "
-             f"found {shown(schema)}")
+        need(isinstance(schema, dict), lambda: f"{where}: expected an object, true or false as a "
+             f"schema, found {shown(schema)}")
         self.need_no_base(schema, where)
         plain, choices = self.checked(schema, where), []
         parts = []                           # (schema, where), which hold as well
@@ -381,16 +397,18 @@ class Compiler:
         for name in sorted(plain.keys() & UNSUPPORTED):
             raise UserError(f"{where}: the keyword {name} is not supported")
         for name, value in plain.items():
-            need(SINCE.get(name, 0) <= self.draft, f"{where}: the keyword {name} is not in the "
-                 f"draft of JSON Schema that $schema names, "
+            need(SINCE.get(name, 0) <= self.draft, lambda: f"{where}: the keyword {name} is not in "
+                 f"the draft of JSON Schema that $schema names, "
                  f"{shown(self.root.get('$schema'))}")
             if name.startswith("exclusive") and (self.draft <= 4 or "$schema" not in self.root):
-                need(isinstance(value, bool) or self.draft > 4 and is_number(value), f"{where}: "
-                     f"{name} is {shown(value)}, expected true or false in draft 4, and a number "
-                     f"in later ones")
+                need(isinstance(value, bool) or self.draft > 4 and is_number(value),
+                     lambda: f"{where}: {name} is {shown(value)}, expected true or false in draft "
+                     f"4, and a number in later ones")
             elif name in VALUES:
                 expected, fits = VALUES[name]
-                need(fits(value), f"{where}: {name} is {shown(value)}, expected {expected}")
+                self.spend(members(value) // 4)
+                need(fits(value), lambda: f"{where}: {name} is {shown(value)}, expected "
+                     f"{expected}")
         if "const" in plain:
             plain = merged(plain, {"enum": [plain.pop("const")]}, where)
         for side in "Minimum", "Maximum":    # draft 4: true beside minimum
@@ -407,8 +425,8 @@ class Compiler:
     def limits(self, schema, name, where):
         least, most = schema.get(f"min{name}", 0), schema.get(f"max{name}", NO_LIMIT)
         need(type(least) is int and (type(most) is int or most == NO_LIMIT) and
-             0 <= least <= most, f"{where}: expected whole numbers 0 <= min{name} <= max{name}, "
-             f"found {least} and {most}")
+             0 <= least <= most, lambda: f"{where}: expected whole numbers 0 <= min{name} <= "
+             f"max{name}, found {least} and {most}")
         return least, most
 
     def dependencies(self, plain, where):
@@ -574,7 +592,8 @@ class Compiler:
             pattern = FORMATS.get(str(schema.get("format")))
         if pattern is None:
             return choice((b'"', (Text(least, most),))) if limited else STRING
-        need(isinstance(pattern, str), f"{where}: pattern is {shown(pattern)}, expected a text")
+        need(isinstance(pattern, str), lambda: f"{where}: pattern is {shown(pattern)}, expected a "
+             f"text")
         return self.matching(pattern, where, least, most)
 
     def matching(self, pattern, where, least=0, most=NO_LIMIT):
@@ -680,7 +699,8 @@ class Compiler:
             if value is not None:
                 names.append(text)
                 values.append(value)
-        required = [text in {*map(encoded, required)} for text in names]
+        required = {*map(encoded, required)}
+        required = [text in required for text in names]
         other = None
         if asked and most == NO_LIMIT:
             other = self.other(schema, [*properties, *schema.get("required", ())], patterns,
