@@ -1,6 +1,8 @@
 """What no client can do to the server: hold its threads, its connections, its memory or its end, be
 taken for another site, or make it open or send what it should not."""
 import contextlib
+import errno
+import http.client
 import json
 import math
 import os
@@ -730,6 +732,45 @@ def test_the_end_is_told(file, tmp_path):
             assert b"the server ended before this answer was complete" in received
         assert "ended after 1 request" in process.stdout.read()
         assert process.stderr.read() == ""
+
+
+class Full:
+    """A stream on a disk without space"""
+
+    def __init__(self):
+        self.tried = 0
+
+    def write(self, text):
+        self.tried += 1
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    flush = write
+
+
+def test_a_log_that_cannot_be_written_harms_no_answer(there, monkeypatch):
+    """The connection stays open, and the thread of the engine survives a fault."""
+    address, server = there
+    engine, full = server.default.engine, Full()
+    monkeypatch.setattr(server.options, "access_log", True)
+    monkeypatch.setattr(sys, "stderr", full)
+    steps, step = iter([ZeroDivisionError]), engine.step
+
+    def failing():
+        step()
+        for error in steps:
+            raise error
+
+    monkeypatch.setattr(engine, "step", failing)
+    with contextlib.closing(http.client.HTTPConnection(address.removeprefix("http://"),
+                                                       timeout=PATIENCE)) as connection:
+        body = json.dumps({"prompt": "a", "max_tokens": 30})
+        connection.connect()
+        s = connection.sock
+        for status in 500, 200, 200:
+            connection.request("POST", TEXT, body, {"content-type": "application/json"})
+            response = connection.getresponse()
+            assert response.status == status and response.read() and connection.sock is s
+    assert full.tried >= 4
 
 
 # ---- what clients may say

@@ -8,6 +8,7 @@
     responses.py   OpenAI's Responses API, translated into the protocol above
     ollama.py      the same for Ollama's protocol
     app.py         routes, streams, access control, and the log
+    log.py         lines of the log, which may fail without harm
     names.py       allowed hosts and origins
     connections.py time limits for connections, and a limit on their number
     workers.py     threads for work that would block the event loop

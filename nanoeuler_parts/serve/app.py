@@ -5,9 +5,7 @@ import contextlib
 import hmac
 import html
 import pathlib
-import sys
 import time
-import traceback
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -20,6 +18,7 @@ import nanoeuler as ne
 from nanoeuler_parts.serve import metrics, ollama, responses
 from nanoeuler_parts.serve.connections import WRITE_SECONDS
 from nanoeuler_parts.serve.engine import Busy, ENDING
+from nanoeuler_parts.serve.log import log, log_fault
 from nanoeuler_parts.serve.names import Names
 from nanoeuler_parts.serve.protocol import (
     Gone, Reader, Refusal, Voice, Writer, encoded, parse, refuse_unless, text,
@@ -124,8 +123,7 @@ class Guard:
             code = status[0] if status else 499
             self.requests.statuses[path if path in self.paths else "other", code] += 1
             if self.options.access_log:
-                print(log_line(scope, code, time.perf_counter() - began), file=sys.stderr,
-                      flush=True)
+                log(log_line(scope, code, time.perf_counter() - began))
 
     def problem(self, scope, path, headers, allowed):
         """A Refusal if the request must be rejected, otherwise None"""
@@ -383,7 +381,7 @@ class Server:
             raise
         except Exception as e:               # such as the GPU's lack of memory
             if not isinstance(e, ne.UserError | OSError | MemoryError):
-                traceback.print_exc()
+                log_fault()
             raise Refusal(503, f"the model {model.name} cannot be loaded: {ne.problem(e)}",
                           code="model_not_loaded") from None
         finally:

@@ -18,7 +18,6 @@ import contextlib
 import itertools
 import threading
 import time
-import traceback
 from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ import numpy as np
 from numba import set_num_threads
 
 import nanoeuler as ne
+from nanoeuler_parts.serve.log import log_fault
 
 MOST_JOBS = 16               # maximum number of waiting explanations
 PIECE_SECONDS = 0.1          # target time of a step that reads pieces of prompts
@@ -194,7 +194,7 @@ class Engine:
             except ne.UserError as e:
                 self.fail(str(e))
             except Exception:                            # a bug must not end the server
-                traceback.print_exc()
+                log_fault()
                 self.fail("internal error; see the server's log")
         with self.changed:
             for _, future in self.jobs:

@@ -9,7 +9,6 @@ With a folder, the list of models follows the checkpoints in it, see `Models.ref
 """
 import json
 import os
-import sys
 import threading
 import time
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from nanoeuler_parts.files.safetensors import read_meta
 from nanoeuler_parts.serve import values
 from nanoeuler_parts.serve.engine import CACHE_BYTES, Engine, Turns
 from nanoeuler_parts.serve.explain import Explainer
+from nanoeuler_parts.serve.log import log
 from nanoeuler_parts.serve.metrics import Stats
 from nanoeuler_parts.serve.protocol import Reader, Refusal, shown, text
 
@@ -120,8 +120,7 @@ class Served:
 
 
 def note_not_served(e):
-    print(f"note: {ne.printable(str(e))}; this file is not served until it changes",
-          file=sys.stderr)
+    log(f"note: {ne.printable(str(e))}; this file is not served until it changes")
 
 
 def stamp_of(file):

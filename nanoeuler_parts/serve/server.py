@@ -15,6 +15,7 @@ import nanoeuler as ne
 from nanoeuler_parts.serve.app import Server
 from nanoeuler_parts.serve.connections import Connection
 from nanoeuler_parts.serve.engine import CACHE_BYTES
+from nanoeuler_parts.serve.log import log
 from nanoeuler_parts.serve.models import Models
 from nanoeuler_parts.serve.names import is_loopback, Names
 from nanoeuler_parts.serve.runs import Runs
@@ -83,8 +84,8 @@ class Uvicorn(uvicorn.Server):
     async def shutdown(self, sockets=None):
         self.server.stop_loads()
         if n := self.models.unfinished():
-            print(f"shutting down: waiting up to {self.drain} s for {ne.counted(n, 'answer')}; "
-                  f"press Ctrl-C to stop now", flush=True)
+            log(f"shutting down: waiting up to {self.drain} s for {ne.counted(n, 'answer')}; "
+                f"press Ctrl-C to stop now", sys.stdout)
         loop = asyncio.get_running_loop()
         timers = [loop.call_later(self.drain, self.models.close),        # clients get an error
                   loop.call_later(self.drain + 1, self.cut_off)]
@@ -160,7 +161,7 @@ def run(files, folder, decoder, options):
             asyncio.run(Uvicorn(server).serve(sockets=[s]))
         finally:
             models.close()
-    print(f"ended after {ne.counted(server.requests.answered(), 'request')}", flush=True)
+    log(f"ended after {ne.counted(server.requests.answered(), 'request')}", sys.stdout)
     if not (models.ended(1) and server.ended()):
         end_now()
 
@@ -168,7 +169,8 @@ def run(files, folder, decoder, options):
 def end_now():
     """Ends the process without waiting for threads that still compute or compile."""
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
     os._exit(0)
 
 
