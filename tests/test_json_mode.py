@@ -310,7 +310,12 @@ def test_a_vocabulary_without_a_byte_is_refused(tokenizer):
 @pytest.mark.parametrize("schema, words", [
     ("[]", "expected an object, true or false"), ("", "Expecting value"), ("{", "line 1"),
     ('{"type": "string", "pattern": "(?=a)"}', "#: pattern: a group with ? that looks ahead"),
-    ('{"type": "string", "pattern": "(a)\\\\1"}', "\\1 in"),
+    *[(as_text({"pattern": pattern}), f"pattern: {words} is not supported") for pattern, words in (
+        ("(a)\\1", '\\1 in "(a)\\\\1"'), ("\\9", '\\9 in "\\\\9"'), ("[\\1]", '\\1 in "[\\\\1]"'),
+        ("\\01", '\\0 with a digit after it in "\\\\01"'),
+        ("[\\08]", '\\0 with a digit after it in "[\\\\08]"'), ("\\cA", '\\c in "\\\\cA"'),
+        ("\\xA", '\\x like this in "\\\\xA"'), ("\\u{41}", '\\u like this in "\\\\u{41}"'),
+        ("\\k<a>", '\\k in "\\\\k<a>"'), ("\\p{L}", '\\p in "\\\\p{L}"'), ("\\b", '\\b in "\\\\b"'))],
     ('{"pattern": "^.{0,9}$", "minLength": 12}', "which no match has"),
     ('{"pattern": "(a|b)*a(a|b){16}"}', "steps to prepare"),
     ('{"pattern": "((((a{99}){99}){99}){99})"}', "steps to prepare"),

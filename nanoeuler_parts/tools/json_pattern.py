@@ -149,6 +149,7 @@ class Parser:
             found = CLASSES[char.lower()]
             return (found if char.islower() else without(found, ASCII)), True
         if char in CONTROLS:
+            self.need(char != "0" or not self.peek().isdigit(), "\\0 with a digit after it")
             code = CONTROLS[char]
         elif char in "xu":
             digits = self.text[self.at:self.at + (2 if char == "x" else 4)]
