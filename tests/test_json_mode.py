@@ -315,7 +315,8 @@ def test_a_vocabulary_without_a_byte_is_refused(tokenizer):
         ("\\01", '\\0 with a digit after it in "\\\\01"'),
         ("[\\08]", '\\0 with a digit after it in "[\\\\08]"'), ("\\cA", '\\c in "\\\\cA"'),
         ("\\xA", '\\x like this in "\\\\xA"'), ("\\u{41}", '\\u like this in "\\\\u{41}"'),
-        ("\\k<a>", '\\k in "\\\\k<a>"'), ("\\p{L}", '\\p in "\\\\p{L}"'), ("\\b", '\\b in "\\\\b"'))],
+        ("\\k<a>", '\\k in "\\\\k<a>"'), ("\\p{L}", '\\p in "\\\\p{L}"'),
+        ("\\b", '\\b in "\\\\b"'))],
     ('{"pattern": "^.{0,9}$", "minLength": 12}', "which no match has"),
     ('{"pattern": "(a|b)*a(a|b){16}"}', "steps to prepare"),
     ('{"pattern": "((((a{99}){99}){99}){99})"}', "steps to prepare"),
@@ -900,6 +901,18 @@ def test_the_server_refuses_other_formats(value, words, at):
     status, _, said = chat(at, response_format=value)
     assert status == 400 and words in said["error"]["message"], said
     assert said["error"]["param"] == "response_format"
+
+
+@pytest.mark.parametrize("text", ["object", "array", " object", "{"])
+@pytest.mark.parametrize("name, make", [
+    ("guided_json", lambda x: x), ("json_schema", lambda x: x),
+    ("structured_outputs", lambda x: {"json": x}),
+    ("response_format", lambda x: {"type": "json_object", "schema": x})])
+def test_a_schema_that_is_no_json_is_refused(name, make, text, at):
+    """`object` is the name of nanoeuler.Sampling for any object.  It is no schema of a client."""
+    status, _, said = chat(at, **{name: make(text)})
+    assert status == 400 and said["error"]["param"] == name
+    assert said["error"]["message"].startswith("the JSON schema: Expecting")
 
 
 @pytest.mark.parametrize("form", [

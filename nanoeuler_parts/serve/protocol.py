@@ -16,7 +16,8 @@ import uuid
 from dataclasses import dataclass, field, replace
 
 import nanoeuler as ne
-from nanoeuler_parts.files.texts import json_beginning
+from bpe import reading
+from nanoeuler_parts.files.texts import json_beginning, parse_json
 from nanoeuler_parts.serve import values
 from nanoeuler_parts.serve.engine import Answer
 
@@ -251,7 +252,14 @@ def schema_alone(name, value, key=""):
     """The same for a schema, an object or a JSON text.  key: its place in the parameter"""
     refuse_unless(isinstance(value, (dict, str)), f"{name}{key} is {shown(value)}, expected a "
                   f"JSON schema", name)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    try:                                     # "object" alone has a meaning to `Sampling`, no JSON
+        with reading("the JSON schema", "correct the schema"):
+            parse_json(value)
+    except ne.UserError as e:
+        raise Refusal(400, str(e), name) from None
+    return value
 
 
 def structured_outputs(name, value):
