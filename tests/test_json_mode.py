@@ -2,6 +2,7 @@
 import json
 import math
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Literal
 
@@ -602,6 +603,25 @@ def test_a_preparation_ends_when_its_client_has_left():
     with pytest.raises(Left):
         compiled('{"pattern": "^[ab]{0,3000}$"}', alive)
     assert len(calls) == 3
+
+
+def test_two_threads_prepare_constraints_at_the_same_time(tokenizer, monkeypatch):
+    """Each gets the constraint of its schema, while the other one drops the oldest."""
+    made = lambda schema, trie, end, alive: f"of {schema}"
+    monkeypatch.setattr(json_mode, "Constraint", made)
+    before = sys.getswitchinterval()
+
+    def prepare(first):
+        for i in range(first, first + 20_000):
+            assert json_mode.constraint(i % (17 + first), tokenizer, 0) == f"of {i % (17 + first)}"
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            for work in [pool.submit(prepare, first) for first in range(2)]:
+                work.result()
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_limits_of_strings_make_no_masks_of_their_own(tokenizer):

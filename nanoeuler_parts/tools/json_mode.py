@@ -18,6 +18,7 @@ reply stays complete and correct without them, because each byte is a token of i
 
 Willard and Louf 2023 (arxiv.org/abs/2307.09702) describe masks that are stored by state.  Dong et
 al. 2024 (arxiv.org/abs/2411.15100) describe the stack, and masks that depend on its top only."""
+import threading
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -283,17 +284,24 @@ def trie_of(tokenizer):
     return Trie(tokenizer.vocab, set(tokenizer.specials.values()))
 
 
-class Prepared(dict):
-    """The latest constraints, {(schema, tokenizer, end): Constraint}"""
-    most = 16
+class Prepared:
+    """The latest constraints, {(schema, tokenizer, end): Constraint}.  Several threads use it."""
+
+    def __init__(self, most):
+        self.most, self.found, self.lock = most, {}, threading.Lock()
+
+    def get(self, key):
+        """The constraint, or None"""
+        return self.found.get(key)
 
     def keep(self, key, found):
-        self[key] = found
-        for old in [*islice(self, max(0, len(self) - self.most))]:
-            self.pop(old, None)
+        with self.lock:
+            self.found[key] = found
+            for old in [*islice(self.found, max(0, len(self.found) - self.most))]:
+                del self.found[old]
 
 
-PREPARED = Prepared()
+PREPARED = Prepared(16)
 
 
 def constraint(schema, tokenizer, end, alive=lambda: None):
@@ -301,6 +309,8 @@ def constraint(schema, tokenizer, end, alive=lambda: None):
     alive: function() that is called between pieces of the preparation, each some milliseconds
     long.  An error that it raises ends the preparation, and leaves nothing behind."""
     key = schema, tokenizer, end
-    if key not in PREPARED:
-        PREPARED.keep(key, Constraint(schema, trie_of(tokenizer), end, alive))
-    return PREPARED[key]
+    found = PREPARED.get(key)
+    if found is None:
+        found = Constraint(schema, trie_of(tokenizer), end, alive)
+        PREPARED.keep(key, found)
+    return found
