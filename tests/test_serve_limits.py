@@ -349,6 +349,55 @@ def test_log_probabilities_have_a_limit(there, monkeypatch):
     assert post(there[0], TEXT, {**scored, "echo": False, "max_tokens": 50})[0] == 200
 
 
+class Dumped(list):
+    """Records (the thread, number of characters) of each JSON text that is encoded."""
+
+    def __init__(self, monkeypatch):
+        self.dumps = json.dumps
+        monkeypatch.setattr(json, "dumps", self.counted)
+
+    def counted(self, *args, **options):
+        text = self.dumps(*args, **options)
+        self.append((threading.current_thread().name, len(text)))
+        return text
+
+    def need_workers(self, least):
+        """No text of at least `least` characters was encoded by the event loop."""
+        names = [name for name, n in self if n >= least]
+        assert names and all(name.startswith(("asyncio", "tokenizer", "long-texts"))
+                             for name in names), names
+
+
+def test_a_streamed_response_encodes_its_large_parts_once(there, monkeypatch):
+    """Five events repeat the fields of the request, or all log-probabilities."""
+    body = {"input": "a", "stream": True, "max_output_tokens": 60, "top_logprobs": 20, "seed": 1,
+            "temperature": 50, "metadata": {"a": "x" * 60_000}}
+    raw = json.dumps(body).encode()
+    made = Dumped(monkeypatch)
+    status, _, said = send(there[0], "POST", "/v1/responses", raw)
+    assert status == 200, said
+    n = sum(n for _, n in made)
+    made.need_workers(9000)
+    events = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("data: {")]
+    scores = sum((e["logprobs"] for e in events if e["type"].endswith("text.delta")), [])
+    last = events[-1]["response"]
+    assert len(scores) > 30 and last["metadata"] == body["metadata"]
+    for found in (events[-4], events[-3]["part"], events[-2]["item"]["content"][0],
+                  last["output"][0]["content"][0]):
+        assert found["logprobs"] == scores and found["text"]
+    parts = len(json.dumps(scores)), len(json.dumps(body["metadata"]))
+    assert n < len(raw) + 1.3 * sum(parts) + 20_000, (n, len(raw), parts)
+
+
+@pytest.mark.parametrize("more", [{"echo": True, "logprobs": 20}, {"return_tokens": True}])
+def test_the_prompt_in_a_stream_is_encoded_by_a_thread(there, monkeypatch, more):
+    raw = json.dumps({"prompt": "a b c d " * 10, "max_tokens": 1, "stream": True, **more}).encode()
+    made = Dumped(monkeypatch)
+    status, _, said = send(there[0], "POST", TEXT, raw)
+    assert status == 200 and "[DONE]" in said
+    made.need_workers(max(n for _, n in made))
+
+
 def test_nobody_waits_while_the_trajectory_is_compiled(file, monkeypatch):
     """It is compiled and its weights are read beside the engine; others get their texts."""
     begun, go_on, threads = threading.Event(), threading.Event(), []

@@ -246,20 +246,27 @@ class Talk(Response):
             (b"content-type", self.writer.media.encode()),
             (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]})
 
-        async def piece(body):
+        async def piece(large, make, *args):
+            """Sends make(*args), made by a thread if it may be large, as in `at_once`"""
+            body = await asyncio.to_thread(make, *args) if large else make(*args)
             if body:
                 await send({"type": "http.response.body", "more_body": True, "body": body})
 
+        asked, writer, begun = self.asked, self.writer, set()
+        repeats = bool(asked.said)           # fields of the request, and the reply at its end
         try:
             scope["state"]["streams"] = True             # for connections.py
-            await piece(self.writer.begin())
+            await piece(repeats, writer.begin)
             async for voice, text, places in self.each():
-                await piece(self.writer.step(voice, text, places))
+                first = voice.answer.index not in begun
+                begun.add(voice.answer.index)
+                await piece(first and (asked.echo or asked.tokens),      # the prompt, with scores
+                            writer.step, voice, text, places)
                 if not self.news.empty():    # let `disconnected` run, though news is queued
                     await asyncio.sleep(0)
-            await piece(self.writer.end())
+            await piece(repeats, writer.end)
         except Refusal as e:
-            await piece(self.writer.fault(e))
+            await piece(repeats, writer.fault, e)
         await send({"type": "http.response.body", "body": b""})
 
 

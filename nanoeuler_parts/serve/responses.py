@@ -133,13 +133,22 @@ class Writer:
         self.asked, self.model, self.created = asked, model, int(time.time())
         self.id, self.item_id = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
         self.n_events, self.text, self.finish = 0, "", ""
-        self.openai, self.scores = protocol.Writer(asked, model), []
+        self.openai, self.said, self.scores = protocol.Writer(asked, model), asked.said, []
+        # Several events of a stream repeat the fields of the request, and all log-probabilities.
+        # Each of them is encoded once, and replaces this mark, which no client can know.
+        self.mark = uuid.uuid4().hex
+        if asked.stream:
+            self.said, self.scores = {self.mark: ""}, self.mark
+        self.encoded_said, self.encoded_scores = b"", []
 
     # ---- the stream
-    def event(self, kind, **body):
-        body = {"type": kind, "sequence_number": self.n_events, **body}
+    def event(self, kind, scores=b"", **body):
+        """scores: the log-probabilities of this event, encoded, without the brackets of the list"""
+        raw = encoded({"type": kind, "sequence_number": self.n_events, **body})
         self.n_events += 1
-        return b"event: " + kind.encode() + b"\ndata: " + encoded(body) + b"\n\n"
+        mark = encoded(self.mark)
+        raw = raw.replace(mark + b': ""', self.encoded_said).replace(mark, b"[" + scores + b"]")
+        return b"event: " + kind.encode() + b"\ndata: " + raw + b"\n\n"
 
     def of_item(self, kind, **body):
         return self.event(kind, output_index=0, **body)
@@ -148,6 +157,7 @@ class Writer:
         return self.of_item(kind, item_id=self.item_id, content_index=0, **body)
 
     def begin(self):
+        self.encoded_said = encoded(self.asked.said)[1:-1]
         response = self.response("in_progress")
         return (self.event("response.created", response=response) +
                 self.event("response.in_progress", response=response) +
@@ -156,11 +166,13 @@ class Writer:
 
     def step(self, voice, text, places):
         self.text, self.finish = self.text + text, voice.finish
-        scores = self.logprobs(voice, places)
-        self.scores += scores
+        scores = encoded(self.logprobs(voice, places))[1:-1]
+        if scores:
+            self.encoded_scores.append(scores)
         if not (text or scores):
             return b""
-        return self.of_part("response.output_text.delta", delta=text, logprobs=scores)
+        return self.of_part("response.output_text.delta", delta=text, logprobs=self.mark,
+                            scores=scores)
 
     def logprobs(self, voice, places):
         """The log-probabilities of the sampled tokens at these indices, if they are requested"""
@@ -169,11 +181,12 @@ class Writer:
         return self.openai.chat_logprobs(self.openai.pairs(voice.answer, places))["content"]
 
     def end(self):
-        status = self.status()
-        return (self.of_part("response.output_text.done", text=self.text, logprobs=self.scores) +
-                self.of_part("response.content_part.done", part=self.part()) +
-                self.of_item("response.output_item.done", item=self.item(status)) +
-                self.event(f"response.{status}", response=self.response(status)))
+        status, scores = self.status(), b", ".join(self.encoded_scores)
+        return (self.of_part("response.output_text.done", scores=scores, text=self.text,
+                             logprobs=self.scores) +
+                self.of_part("response.content_part.done", scores=scores, part=self.part()) +
+                self.of_item("response.output_item.done", scores=scores, item=self.item(status)) +
+                self.event(f"response.{status}", scores, response=self.response(status)))
 
     def fault(self, refusal):
         error = {"code": "server_error", "message": str(refusal)}
@@ -200,7 +213,7 @@ class Writer:
     def response(self, status):
         sampling, ended = self.asked.answers[0].sampling, status in ("completed", "incomplete")
         return {
-            **self.asked.said, "id": self.id, "object": "response", "created_at": self.created,
+            **self.said, "id": self.id, "object": "response", "created_at": self.created,
             "status": status, "model": self.model, "output": [self.item(status)] if ended else [],
             "usage": self.usage() if ended else None, "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete"
