@@ -398,6 +398,15 @@ def test_the_prompt_in_a_stream_is_encoded_by_a_thread(there, monkeypatch, more)
     made.need_workers(max(n for _, n in made))
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/v1/responses", "/api/chat", "/api/generate"])
+def test_a_number_that_python_reads_as_infinity_is_refused(there, path, number):
+    raw = f'{{"metadata": {{"a": [{number}]}}}}'.encode()
+    status, _, said = send(there[0], "POST", path, raw)
+    assert status == 400 and "a number that is too large, expected numbers up to 1.8e+308" in str(
+        said)
+
+
 def test_nobody_waits_while_the_trajectory_is_compiled(file, monkeypatch):
     """It is compiled and its weights are read beside the engine; others get their texts."""
     begun, go_on, threads = threading.Event(), threading.Event(), []

@@ -11,6 +11,7 @@ that cannot change a reply are ignored.  There are four extensions, all of which
 import codecs
 import json
 import math
+import sys
 import time
 import uuid
 from dataclasses import dataclass, field, replace
@@ -120,6 +121,17 @@ def is_nested(x, most):
     return True
 
 
+def need_encodable(body):
+    """Rejects numbers that Python has read as infinities, because a response may repeat them.
+    Raises UnicodeEncodeError for a lone surrogate."""
+    try:
+        text = json.dumps(body, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise Refusal(400, f"the body contains a number that is too large, expected numbers up to "
+                      f"{sys.float_info.max:.1e}; correct it") from None
+    text.encode()
+
+
 def parse(raw):
     """The JSON object in a request's body"""
     def no_number(name):
@@ -129,7 +141,7 @@ def parse(raw):
         body = json.loads(raw.decode("utf-8"), parse_constant=no_number)
         if is_nested(body, MOST_NESTED):
             raise RecursionError
-        json.dumps(body, ensure_ascii=False).encode()    # raises for a lone surrogate
+        need_encodable(body)
     except UnicodeDecodeError as e:
         raise Refusal(400, f"expected a body in UTF-8, found an invalid byte at offset "
                       f"{e.start}") from None
