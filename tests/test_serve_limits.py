@@ -1,5 +1,6 @@
 """What no client can do to the server: hold its threads, its connections, its memory or its end, be
 taken for another site, or make it open or send what it should not."""
+import asyncio
 import contextlib
 import errno
 import http.client
@@ -27,8 +28,10 @@ from models import write
 from servers import CFG, chat_model, post, send, serving, until
 
 import nanoeuler as ne
-from nanoeuler_parts.serve import protocol
+from nanoeuler_parts.serve import protocol, workers
+from nanoeuler_parts.serve.engine import Busy
 from nanoeuler_parts.serve.verb import Serving
+from nanoeuler_parts.serve.workers import Worker
 
 pytestmark = pytest.mark.cli
 needs("starlette")
@@ -237,7 +240,6 @@ def test_the_preparation_of_a_schema_ends_when_its_client_leaves(there):
 
 
 def test_the_queue_of_the_tokenizer_has_an_end(there, monkeypatch):
-    from nanoeuler_parts.serve import workers
     address, server = there
     monkeypatch.setattr(workers, "MOST_WAITING", 2)
     go_on, original = threading.Event(), ne.chat_ids
@@ -256,6 +258,46 @@ def test_the_queue_of_the_tokenizer_has_an_end(there, monkeypatch):
         assert send(address, "GET", "/api/runs")[0] == send(address, "GET", "/health")[0] == 200
         go_on.set()
         assert [f.result()[0] for f in first] == [200, 200]
+
+
+def test_clients_have_their_requests_prepared_in_turns():
+    """By address.  A request of a client that has left is not begun."""
+    worker, begun, go_on, done = Worker("tokenizer"), threading.Event(), threading.Event(), []
+    first = worker.add("a", lambda: begun.set() or go_on.wait(PATIENCE))
+    assert begun.wait(PATIENCE)
+    waiting = [worker.add(name[0], done.append, name)
+               for name in ("a1", "a2", "a3", "a4", "b1", "b2", "c1", "a5")]
+    waiting[1].cancel()
+    go_on.set()
+    for future in (first, *waiting[:1], *waiting[2:]):
+        future.result(PATIENCE)
+    assert done == ["a1", "b1", "c1", "b2", "a3", "a4", "a5"]
+    worker.close()
+
+
+def test_one_client_cannot_fill_the_queue_of_the_others(monkeypatch):
+    """Each address may have two requests here, and all together three."""
+    monkeypatch.setattr(workers, "MOST_WAITING", 2)
+    monkeypatch.setattr(workers, "MOST_IN_ALL", 3)
+
+    async def stays():
+        await asyncio.Event().wait()
+
+    async def ask():
+        worker, go_on = Worker("tokenizer"), threading.Event()
+        call = lambda host: worker.call(SimpleNamespace(
+            client=SimpleNamespace(host=host), receive=stays), lambda gone: go_on.wait(PATIENCE))
+        tasks = [asyncio.ensure_future(call(host)) for host in "aab"]
+        await asyncio.sleep(0)
+        for host in "ac":
+            with pytest.raises(Busy, match="3 requests are waiting for the tokenizer already"):
+                await call(host)
+        go_on.set()
+        assert await asyncio.gather(*tasks) == [True] * 3
+        assert worker.waiting == 0 and not worker.of_client
+        worker.close()
+
+    asyncio.run(ask())
 
 
 @pytest.mark.parametrize("path, body, name", [

@@ -2,52 +2,84 @@
 kind of work."""
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from nanoeuler_parts.serve.engine import Busy
 from nanoeuler_parts.serve.protocol import Gone
 
-MOST_WAITING = 64            # maximum number of requests of one worker
+MOST_WAITING, MOST_IN_ALL = 64, 256          # requests of one worker: of a client, and of all
 
 
 class Worker:
-    """One thread, and the requests that wait for it."""
+    """One thread, and the requests that wait for it.  The clients, by their addresses, have their
+    requests done in turns: a request waits for at most one request of each other client, and for
+    the earlier ones of its own client."""
 
     def __init__(self, name):
-        self.name, self.waiting = name, 0
+        self.name, self.waiting, self.of_client = name, 0, Counter()
         self.busy = False                    # is the thread working?
         self.pool = ThreadPoolExecutor(1, name)
+        self.jobs, self.lock = {}, threading.Lock()      # {client: its jobs}, the next client first
 
     async def call(self, request, function, *args):
         """Returns function(*args, gone), computed by the thread.  gone: a threading.Event
         Raises Busy if too many requests are waiting, and Gone as soon as the client leaves.  Then
         work that has not begun is dropped, and `gone` is set for work that has begun."""
-        if self.waiting >= MOST_WAITING:
-            raise Busy(f"{self.waiting} requests are waiting for the {self.name} already; try "
-                       f"again later")
-        gone, self.waiting = threading.Event(), self.waiting + 1
+        client = request.client and request.client.host
+        n = self.of_client[client]
+        if n >= MOST_WAITING or self.waiting >= MOST_IN_ALL:
+            raise Busy(f"{max(n, self.waiting)} requests are waiting for the {self.name} already; "
+                       f"try again later")
+        gone = threading.Event()
+        self.waiting += 1
+        self.of_client[client] += 1
         try:
-            return await until_gone(request, self.pool.submit(self.work, function, *args, gone))
+            return await until_gone(request, self.add(client, function, *args, gone))
         except Gone:
             gone.set()
             raise
         finally:
             self.waiting -= 1
+            self.of_client[client] -= 1
+            if not self.of_client[client]:
+                del self.of_client[client]
 
     def begin(self, function):
         """Runs function() in the thread.  Its result and its errors are dropped."""
-        self.pool.submit(self.work, function)
+        self.add(None, function)
 
-    def work(self, function, *args):
-        self.busy = True
-        try:
-            return function(*args)
-        finally:
-            self.busy = False
+    def add(self, client, function, *args):
+        """The Future of function(*args), which the thread computes when the client's turn comes"""
+        future = Future()
+        with self.lock:
+            self.jobs.setdefault(client, deque()).append((future, function, args))
+        self.pool.submit(self.work)
+        return future
+
+    def work(self):
+        """Does the first job of the client whose turn it is.  This client is then the last."""
+        with self.lock:
+            client = next(iter(self.jobs))
+            waiting = self.jobs.pop(client)
+            future, function, args = waiting.popleft()
+            if waiting:
+                self.jobs[client] = waiting
+        if future.set_running_or_notify_cancel():
+            self.busy = True
+            try:
+                future.set_result(function(*args))
+            except BaseException as e:
+                future.set_exception(e)
+            finally:
+                self.busy = False
 
     def close(self):
         """Drops the work that has not begun, and returns at once."""
         self.pool.shutdown(wait=False, cancel_futures=True)
+        with self.lock:
+            for future, *_ in [job for jobs in self.jobs.values() for job in jobs]:
+                future.cancel()
 
 
 async def until_gone(request, future):
