@@ -625,7 +625,7 @@ def test_the_usage_of_a_stream_is_in_its_last_event(at):
     (b"", 400, "not JSON"), (b"[1]", 400, "expected a JSON object"), (b"{", 400, "not JSON"),
     (b'{"prompt": "\\ud800"}', 400, "surrogate"), (b"\xff\xfe", 400, "UTF-8"),
     (b'{"prompt": "a", "temperature": NaN}', 400, "NaN"), (b"[" * 200_000, 400, "deeply"),
-    (b'{"prompt": "a", "max_tokens": 1e999}', 400, "max_tokens"),
+    (b'{"prompt": "a", "max_tokens": 1e999}', 400, "up to 1.8e+308"),
     (b'{"prompt": "' + b"a" * (1 << 20) + b'"}', 413, "1,048,576")])
 def test_a_wrong_body(at, raw, status, words):
     found, _, said = post(at, "/v1/completions", raw)
