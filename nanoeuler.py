@@ -5021,11 +5021,14 @@ def read_checkpoint(path, moments=True):
 
 # ---- overwriting files
 def refuse_overwrite(path, force, remedy="choose another name"):
-    """Rejects a path that exists.  With --force, it accepts a regular file, but nothing else."""
+    """Rejects a path that exists.  With --force, it accepts a regular file, but nothing else.
+    A path that cannot be written is rejected, too, before the work begins."""
+    from nanoeuler_parts.files.writing import need_writable
     if os.path.exists(path):
         what = "a directory" if os.path.isdir(path) else "not a regular file"
         need(os.path.isfile(path), f"{path} exists and is {what}; choose another name")
         need(force, f"{path} exists; {remedy}, or replace it with --force")
+    need_writable(path)
 
 def begins_as_checkpoint(path):
     """Is this file a NanoEuler checkpoint?  Only its first 64 bytes are read."""

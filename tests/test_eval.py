@@ -324,7 +324,7 @@ def test_a_question_that_is_refused(line, words, model, tmp_path, capsys):
     (("--data", "a.txt", "--dtype", "f16"), ["--dtype: expected f32 or bf16, found f16"]),
     (("--data", "a.txt", "--json", "a.txt", "--force"), ["would replace its input"]),
     (("--data", "a.txt", "--json", "one.txt"), ["one.txt exists"]),
-    (("--data", "a.txt", "--json", "no/out.json"), ["no: no such folder"]),
+    (("--data", "a.txt", "--json", "no/out.json"), ["no/out.json", "no: No such folder"]),
     (("--questions", "empty.txt"), ["expected questions, found none"]),
     (("--questions", "none.jsonl"), ["none.jsonl: No such file"])])
 def test_what_is_refused(args, words, model, elsewhere, capsys):

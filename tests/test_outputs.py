@@ -266,8 +266,8 @@ def test_interchange_replaces_nothing_that_it_reads(copy, monkeypatch, capsys):
     for name in "model.safetensors", "config.json":
         refused(capsys, "import", "hf", f"hf/{name}", "--force",
                 words=[f"hf/{name} would replace its input hf/{name}"])
-    refused(capsys, "export", "nanoeuler.bin", "hf2", "--gguf", "hf2/config.json",
-            words=["hf2/config.json is also an output file in hf2", "--gguf"])
+    refused(capsys, "export", "nanoeuler.bin", "hf", "--gguf", "hf/config.json", "--force",
+            words=["hf/config.json is also an output file in hf", "--gguf"])
     refused(capsys, "export", "nanoeuler.bin", "hf2", "--gguf", "",
             words=["--gguf", "expected a name, found an empty one"])
     assert not (copy / "hf2").exists()
@@ -519,6 +519,44 @@ def test_places_that_cannot_be_written(out, text, elsewhere, capsys):
     refused(capsys, "train", "--data", text, "--steps", 2, *FAST[:-4], "--out", out,
             words=["--out"])
     assert sorted(os.listdir()) == ["a.txt"]
+
+
+LONG = "x" * 249             # as long as its lock allows, but too long for its temporary file
+WRITERS = {                      # their inputs are missing: the output is checked first
+    "train": lambda out: ["train", "--out", out],
+    "train on text": lambda out: ["train", "--data", "text.txt", "--force", "--out", out],
+    "sft": lambda out: ["sft", "model.bin", "--data", "text.txt", "--out", out],
+    "dpo": lambda out: ["dpo", "model.bin", "--data", "text.txt", "--out", out],
+    "quantize": lambda out: ["quantize", "none.bin", out, "--force"],
+    "import": lambda out: ["import", "none.gguf", out],
+    "export": lambda out: ["export", "none.bin", "--gguf", out],
+    "eval": lambda out: ["eval", "none.bin", "--data", "none.txt", "--json", out],
+    "generate": lambda out: ["generate", "--file", "none.jsonl", "none.bin", "--out", out],
+    "a folder": lambda out: ["export", "model.bin", out]}
+
+
+@pytest.mark.parametrize("out", ["loop.bin", "folder.bin", "none/a.bin", "loop/a.bin",
+                                 "text.txt/a.bin", "/proc/a.bin", LONG])
+@pytest.mark.parametrize("verb", WRITERS)
+def test_an_output_is_checked_before_the_work(verb, out, text, trained, elsewhere, monkeypatch,
+                                              capsys):
+    shutil.copy(text, "text.txt")
+    shutil.copy(trained / "nanoeuler.bin", "model.bin")
+    os.symlink("loop.bin", "loop.bin")
+    os.symlink("loop", "loop")
+    os.mkdir("folder.bin")
+    if verb == "a folder" and out in ("folder.bin", "none/a.bin", LONG):
+        return                               # it accepts these
+    monkeypatch.setattr(ne, "fill_cache", lambda parts: pytest.fail("work began"))
+    before = sorted(os.listdir())
+    refused(capsys, *WRITERS[verb](out), words=[out])
+    assert sorted(os.listdir()) == before
+
+
+def test_a_log_that_is_a_link_to_itself(text, elsewhere, capsys):
+    os.symlink("a.jsonl", "a.jsonl")
+    refused(capsys, "train", "--data", text, "--out", "a.bin",
+            words=["cannot write a.jsonl: it is a link to itself; choose another --out"])
 
 
 def test_a_directory_as_out(text, elsewhere, capsys):

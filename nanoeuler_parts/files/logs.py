@@ -15,6 +15,7 @@ from collections import deque
 
 from bpe import need, note, read_bytes, reading, regular
 from nanoeuler_parts.files.texts import record_lines
+from nanoeuler_parts.files.writing import naming, need_writable
 
 LONGEST_RECORD = 1 << 20     # limit on the first line of a log, in bytes
 
@@ -61,6 +62,8 @@ def log_path(out, data):
         r = parse_record(first) or {}        # the record of a step or a validation
         need(not first or "heads" in r or "val_bits_per_byte" in r, f"{log} is not a training log, "
              f"and the log of {out} would replace it; choose another --out")
+    else:
+        need_writable(log, "choose another --out")
     return log
 
 @contextlib.contextmanager
@@ -202,14 +205,15 @@ def open_log(path, step, kept=()):
     kept: records that an earlier Log could not write"""
     with open(path, "ab+") as f:
         need_unlocked(f, path)
-        f.seek(0)
-        end = size = 0
-        for line in f:
-            size += len(line)
-            r = parse_record(line)
-            if r and r["step"] <= step and STOPPED not in r and line.endswith(b"\n"):
-                end = size
-        f.truncate(end)
+        with naming(path):
+            f.seek(0)
+            end = size = 0
+            for line in f:
+                size += len(line)
+                r = parse_record(line)
+                if r and r["step"] <= step and STOPPED not in r and line.endswith(b"\n"):
+                    end = size
+            f.truncate(end)
         yield Log(f, path, kept)
 
 def need_unlocked(f, path):

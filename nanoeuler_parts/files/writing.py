@@ -19,10 +19,7 @@ def replacing(path, remedy):
     """Yields the name of a temporary file for the caller to write.  At the end of the block, the
     file is flushed to disk and renamed to `path`.  The name contains the id of this process,
     because another process may write the same path at the same time."""
-    path = os.path.realpath(path)            # a link is kept; its target is replaced
-    if os.path.islink(path):                 # realpath ends there if the links form a circle
-        raise WriteError(f"cannot write {path}: it is a link to itself; {remedy}")
-    temporary = f"{path}.{os.getpid()}.tmp"
+    path, temporary = target_of(path, remedy)
     remove_leftovers(path)
     try:
         with open(temporary, "ab") as f:
@@ -45,6 +42,33 @@ def replacing(path, remedy):
             raise WriteError(f"cannot write {path}: {reason}; an existing file is unchanged; "
                              f"{remedy}") from None
         raise
+
+def target_of(path, remedy):
+    """(the file that is replaced, the temporary file beside it).  A link is kept: its target is
+    replaced."""
+    target = os.path.realpath(path)
+    if os.path.islink(target):               # realpath ends there if the links form a circle
+        raise WriteError(f"cannot write {path}: it is a link to itself; {remedy}")
+    return target, f"{target}.{os.getpid()}.tmp"
+
+def need_writable(path, remedy="choose another name"):
+    """Rejects a path that `replacing` could not write, before the work begins.  The temporary file
+    is made and removed again, because permissions do not tell what a file system accepts."""
+    target, temporary = target_of(path, remedy)
+    folder, reason = os.path.dirname(target), ""
+    if not os.path.isdir(folder):
+        reason = f"{folder}: No such folder"
+    elif os.path.isdir(target):
+        reason = "it is a directory"
+    else:
+        try:
+            with open(temporary, "ab"):
+                pass
+            os.remove(temporary)
+        except OSError as e:
+            reason = e.strerror or str(e)
+    if reason:
+        raise WriteError(f"cannot write {path}: {reason}; {remedy}")
 
 @contextlib.contextmanager
 def naming(path):

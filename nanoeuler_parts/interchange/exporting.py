@@ -15,10 +15,10 @@ def export(file, folder, gguf, matrices, force):
     """`export`: writes a checkpoint as a Hugging Face directory, a GGUF file, or both."""
     need(folder or gguf, "expected an output, got none; name a directory, --gguf FILE, or both")
     need(matrices in ("f32", "f16", "q8_0"), f"--matrices is {matrices}, expected f32, f16 or q8_0")
-    c = read_checkpoint(file, moments=False)
     if gguf:
         need_another(gguf, file)
         refuse_overwrite(gguf, force)
+    c = read_checkpoint(file, moments=False)
     if folder:
         for name in WEIGHTS_OF_LLAMA:
             need_another(os.path.join(folder, name), file)

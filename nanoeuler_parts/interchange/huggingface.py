@@ -17,7 +17,7 @@ from nanoeuler import (
 from nanoeuler_parts.files.safetensors import (
     AGAIN, BLOCK, map_tensors, OF_WEIGHTS, read_header, release_pages, write_tensors,
 )
-from nanoeuler_parts.files.writing import replacing
+from nanoeuler_parts.files.writing import need_writable, replacing
 from nanoeuler_parts.interchange.forms import reading_form
 from nanoeuler_parts.interchange.llama import (
     entries_of, Found, json_of, llama_config, need_llama, need_regular, REMEDY,
@@ -294,8 +294,13 @@ def holds_heads_alone(path):
 def need_folder(c, folder, force):
     """Rejects a path that is not a directory, and a directory where `export` would overwrite files.
     Even with --force, `export` never deletes the mtp.safetensors of another program."""
-    need(os.path.isdir(folder) or not os.path.exists(folder),
-         f"{folder} is not a directory; name a directory")
+    missing = os.path.abspath(folder)
+    if not os.path.isdir(folder):
+        while not os.path.isdir(os.path.dirname(missing)):       # `export` makes all of them
+            missing = os.path.dirname(missing)
+        need(not os.path.lexists(missing), f"cannot write {folder}: {missing} is not a directory; "
+             f"name a directory")
+        return need_writable(missing, "name another directory")
     for name in (*llama_files(c), "model.safetensors", "mtp.safetensors"):
         refuse_overwrite(os.path.join(folder, name), force)
     of_heads = os.path.join(folder, "mtp.safetensors")

@@ -464,8 +464,6 @@ def measure_answers(questions, results, show_wrong):
 
 def need_new_report(report, sources, force):
     """Rejects a file for the figures that cannot be written, before anything is measured."""
-    folder = os.path.dirname(report) or os.curdir
-    need(os.path.isdir(folder), f"{folder}: no such folder; make it, or choose another --json")
     for source in sources:
         need_another(report, source)
     refuse_overwrite(report, force)
