@@ -801,7 +801,7 @@ def test_a_reader_that_has_gone_still_ends_a_run(text, elsewhere, monkeypatch):
     assert ne.read_checkpoint("nanoeuler.bin").state.step == 5       # the first printed one
 
 
-@pytest.mark.parametrize("verb", ["plot", "generate"])
+@pytest.mark.parametrize("verb", ["plot", "generate", "generate on a full disk"])
 def test_an_error_of_a_write_names_the_file(verb, copy, monkeypatch, capsys):
     """Of any verb that writes an open file"""
     monkeypatch.chdir(copy)
@@ -819,7 +819,10 @@ def test_an_error_of_a_write_names_the_file(verb, copy, monkeypatch, capsys):
     else:
         name = "answers.jsonl"
         argv = ["generate", "--file", "p.jsonl", "--out", name, "--tokens", 2]
-        monkeypatch.setattr(json, "dumps", dumps_then_full)
+        if verb == "generate":
+            monkeypatch.setattr(json, "dumps", dumps_then_full)
+        else:
+            monkeypatch.setattr(os, "write", full_after_some)
     line = refused(capsys, *argv)
     assert name in line and "No space left on device" in line and "a file:" not in line
 
@@ -830,7 +833,11 @@ def dumps_then_full(value, **options):
     return json_dumps(value, **options)
 
 
-json_dumps = json.dumps
+def full_after_some(fd, data):
+    return os_write(fd, data[:9]) if b'"answers"' in data else os_write(fd, data)
+
+
+json_dumps, os_write = json.dumps, os.write
 
 
 def test_a_run_that_was_stopped_says_so_in_its_log(text, elsewhere, monkeypatch):

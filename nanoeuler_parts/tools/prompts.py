@@ -9,9 +9,9 @@ from dataclasses import asdict
 
 from bpe import need, note, read_bytes, reading, UserError
 from nanoeuler import counted, messages_in, MOST_SILENT, Pace, sha256_of, shown_logprobs, Speaker
-from nanoeuler_parts.files.logs import lock
+from nanoeuler_parts.files.logs import append_whole, lock
 from nanoeuler_parts.files.texts import parse_json, record_lines
-from nanoeuler_parts.files.writing import naming
+from nanoeuler_parts.files.writing import naming, need_writable
 
 # Each line of the file is JSON: a text, {"prompt": text} or {"messages": [{"role": .., "content":
 # ..}, ..]}.  An object may have further fields, which its answer keeps.  Blank lines are skipped.
@@ -84,19 +84,24 @@ def generate_file(path, file, out, decoder, batch, truncate, force, options):
     need(0 < batch <= 1 << 16, f"--batch: expected 1 to {1 << 16}, found {batch}")
     need(os.path.realpath(out) not in map(os.path.realpath, (path, file)),
          f"{out} would replace an input file; choose another --out")
+    if os.path.exists(out):                  # its answers are continued in place
+        need(os.path.isfile(out), f"{out} is not a regular file; choose another --out")
+        with open(out, "ab"):
+            pass
+    else:
+        need_writable(out, "choose another --out")
     speaker = Speaker(file, decoder, options)
     records = prompts_in(path, speaker, truncate)
     settings = {k: v for k, v in asdict(options).items() if k != "speculate"}
     base = json.dumps([sha256_of(file), settings], sort_keys=True)
     keys = [hashlib.sha256(f"{base}{i}{json.dumps(record)}".encode()).hexdigest()[:16]
             for i, (record, _) in enumerate(records)]
-    if os.path.exists(out):
-        need(os.path.isfile(out), f"{out} is not a regular file; choose another --out")
     with open(out, "ab+") as f:
         need(lock(f), f"another run is writing {out}; wait for it, or choose another --out")
-        if force:
-            f.truncate(0)
-        done = answers_there(f, [record for record, _ in records], keys, out)
+        with naming(out):
+            if force:
+                f.truncate(0)
+            done = answers_there(f, [record for record, _ in records], keys, out)
         if done:
             rest = "generating the rest" if done < len(records) else "nothing is left to do"
             note(f"{out} already has {done:,} of {counted(len(records), 'answer')}; {rest}")
@@ -108,9 +113,8 @@ def generate_file(path, file, out, decoder, batch, truncate, force, options):
                 answer = {**records[done][0], "answers": [told_of(r) for r in waiting.pop(done)],
                           "key": keys[done]}
                 with naming(out):
-                    f.write(json.dumps(answer, ensure_ascii=False).encode(errors="replace")
-                            + b"\n")
-                    f.flush()
+                    line = json.dumps(answer, ensure_ascii=False).encode(errors="replace")
+                    append_whole(f.fileno(), line + b"\n")
                 done += 1
             if time.perf_counter() - told > MOST_SILENT:
                 told = time.perf_counter()
