@@ -4598,7 +4598,8 @@ def shown_name(file):
     """A checkpoint's name in messages; the path of the bundled one may be deep in site-packages."""
     return BUNDLED if is_bundled(file) else file
 
-MOST_MODELS = 1000           # files opened at most, in search of a checkpoint
+MOST_MODELS = 1000           # checkpoints in a folder that are considered, the newest ones
+MOST_FILES = 10 * MOST_MODELS                # files opened at most to find these
 
 # --out accepts any name, but files of these kinds are never searched for checkpoints: logs, token
 # caches, texts and programs.  A .tmp file is still being written.
@@ -4609,23 +4610,41 @@ LEAST_BYTES = 1024           # every checkpoint is larger
 def models_in(folder):
     """[(time of the last change, name)] of the files in a folder that may be checkpoints.
     Every file named *.bin is one of them.  Files of other names are opened, the newest MOST_MODELS,
-    and must begin as a checkpoint.  Hidden files and OTHER_FILES are left out."""
+    and must begin as a checkpoint, and so are those named *.bin if they are more than MOST_MODELS.
+    Hidden files and OTHER_FILES are left out, and so are names that no request could contain."""
     found, others = [], []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(".") or entry.name.endswith(OTHER_FILES):
                 continue
             with contextlib.suppress(OSError):
-                if entry.is_file():
+                if entry.is_file() and is_utf8(folder, entry.name):
                     info = entry.stat()
                     place = found if entry.name.endswith(".bin") else others
                     if place is found or info.st_size > LEAST_BYTES:
                         place.append((info.st_mtime, entry.name))
-    for changed, name in sorted(others, reverse=True)[:MOST_MODELS]:
+    if len(found) > MOST_MODELS:             # such as shards of a data set
+        found = checkpoints_among(folder, found, MOST_FILES)
+    return found + checkpoints_among(folder, others, MOST_MODELS)
+
+def checkpoints_among(folder, found, most):
+    """Those of the newest `most` files (time, name) that begin as checkpoints"""
+    kept = []
+    for changed, name in sorted(found, reverse=True)[:most]:
         with contextlib.suppress(OSError):   # it cannot be read, or was removed meanwhile
             if begins_as_checkpoint(os.path.join(folder, name)):
-                found.append((changed, name))
-    return found
+                kept.append((changed, name))
+    return kept
+
+LEFT_OUT = set()             # paths that `is_utf8` has reported
+
+def is_utf8(folder, name):
+    """Is the name of this file valid UTF-8?  A note says once if it is not."""
+    path, is_valid = os.path.join(folder, name), as_text(name) == name
+    if not is_valid and path not in LEFT_OUT:
+        LEFT_OUT.add(path)
+        note(f"{path} is left out, as its name is not valid UTF-8; rename it to use it as a model")
+    return is_valid
 
 def newest_model(folder=os.curdir):
     """The name of the newest checkpoint in a folder, by modification time; None if there is none.

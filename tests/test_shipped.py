@@ -102,6 +102,7 @@ def test_what_is_no_model_is_not_the_newest(box, monkeypatch):
     opened, begins = [], ne.begins_as_checkpoint
     monkeypatch.setattr(ne, "begins_as_checkpoint", lambda p: opened.append(p) or begins(p))
     monkeypatch.setattr(ne, "MOST_MODELS", 1)
+    monkeypatch.setattr(ne, "MOST_FILES", 1)
     assert ne.newest_model() is None and len(opened) == 1
 
 
