@@ -20,6 +20,7 @@ import bpe
 import nanoeuler as ne
 from nanoeuler_parts.files import corpora
 from nanoeuler_parts.files.corpora import chunks_of, Corpus, divided, END, Excerpt, unix_newlines
+from nanoeuler_parts.files.safetensors import map_tensors, TOKEN_KINDS, write_tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 unit, cli = pytest.mark.unit, pytest.mark.cli
@@ -355,6 +356,31 @@ def test_a_damaged_journal_or_part_starts_anew(folder, tokenizer, monkeypatch):
     cache.write_bytes(whole[:-5])            # an incomplete cache is made again
     assert np.array_equal(tokens_of(opened(folder), tokenizer), want)
     assert cache.read_bytes() == whole
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda meta, ids: ids.__setitem__(5, 400), "from 0 to 399, found 400"),
+    (lambda meta, ids: ids.__setitem__(5, -1), "found -1"),
+    (lambda meta, ids: meta.update(train_tokens="-1"), "expected the counts of "),
+    (lambda meta, ids: meta.update(train_tokens=str(1 << 40)), "expected the counts of "),
+    (lambda meta, ids: meta.update(tokens="3", train_tokens="2"), "expected the counts of "),
+    (lambda meta, ids: meta.update(tail_bytes="-9"), "expected the counts of ")])
+@unit
+def test_a_cache_with_odd_tokens_is_made_again(change, words, folder, tokenizer, capsys):
+    """Its checksum is right."""
+    want = tokens_of(opened(folder), tokenizer)
+    [cache] = folder.parent.glob("*.tokens")
+    whole = cache.read_bytes()
+    meta, tensors = map_tensors(cache, TOKEN_KINDS)
+    del meta["sha256"]
+    ids = np.array(tensors["tokens"], np.int32)
+    change(meta, ids)
+    write_tensors(str(cache), meta, {"tokens": ids}, "")
+    capsys.readouterr()
+    assert np.array_equal(tokens_of(opened(folder), tokenizer), want)
+    said = capsys.readouterr().err
+    assert f"{cache}: expected " in said and words in said
+    assert "; the text is tokenized again" in said and cache.read_bytes() == whole
 
 
 def interrupt(folder, tokenizer, monkeypatch):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.files.safetensors import map_tensors, TOKEN_KINDS, write_tensors
 from nanoeuler_parts.files.texts import excerpt, read_text, split_text, tokenize
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
@@ -111,6 +112,25 @@ def test_the_token_file_holds_the_tokens(large):
     batches = [ne.Batches(x, 16, 2, 1).take(3, 4) for x in (tokenize(*large)[0], want[0])]
     for got, x in zip(*batches):
         assert np.array_equal(got, x) and got.dtype == np.int32
+
+
+@pytest.mark.parametrize("ids", [[300], [1, -1], [[1, 2]], [1 << 30]])
+def test_a_cache_with_odd_ids_is_made_again(ids, large, capsys):
+    """Its checksum is right."""
+    want = tokenize(*large)
+    [file] = stored(large[0])
+    meta, tensors = map_tensors(file, TOKEN_KINDS)
+    del meta["sha256"]
+    odd = {**tensors, "val": np.array(ids, np.int32)}
+    write_tensors(file, meta, odd, "")
+    capsys.readouterr()
+    for got, x in zip(tokenize(*large), want):
+        assert np.array_equal(got, x)
+    assert f"{file}: expected " in (said := capsys.readouterr().err)
+    assert "; the text is tokenized again" in said
+    for got, x in zip(tokenize(*large), want):
+        assert np.array_equal(got, x)
+    assert capsys.readouterr().err == ""
 
 
 def test_another_split_tokenizer_or_text_has_another_file(large):

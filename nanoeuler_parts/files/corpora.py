@@ -27,7 +27,9 @@ import bpe
 from bpe import need, note, reading, regular, UserError
 from nanoeuler_parts.files.logs import lock
 from nanoeuler_parts.files.safetensors import map_tensors, TOKEN_KINDS, write_tensors
-from nanoeuler_parts.files.texts import AS_BYTES, encode_cut, LARGE, parse_json, PlainText
+from nanoeuler_parts.files.texts import (
+    AS_BYTES, checked_ids, encode_cut, LARGE, parse_json, PlainText, replacing_cache,
+)
 from nanoeuler_parts.files.writing import replacing
 
 END = b"\xff"                # follows each document
@@ -374,8 +376,8 @@ class Corpus:
         key = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
         meta = {"format": "nanoeuler tokens", "text_sha256": self.sha256, "key": key}
         cache = f"{self.place()}.{key[:12]}.tokens"
-        with contextlib.suppress(UserError):
-            return self.use_cache(cache, meta)
+        with replacing_cache(cache):
+            return self.use_cache(cache, meta, tokenizer.vocab_size)
         print(bpe.printable(f"tokenizing {self.n / 1e6:,.0f} MB once; the tokens are cached in "
                             f"{cache}"), flush=True)
         remedy = "free disk space, or move the text to a disk with more space"
@@ -392,7 +394,8 @@ class Corpus:
                     os.remove(path)
         except OSError as e:                 # errors of the text are UserErrors
             raise UserError(f"cannot write {part}: {e.strerror or e}; {remedy}") from None
-        self.use_cache(cache, meta)
+        with reading(cache, "start again"):
+            self.use_cache(cache, meta, tokenizer.vocab_size)
 
     def append_tokens(self, f, journal, key, encode_chunk, dtype):
         """Appends the tokens of all chunks to the file f.  The journal counts what is finished, so
@@ -421,12 +424,16 @@ class Corpus:
                 json.dump(count, written)
         return count
 
-    def use_cache(self, cache, meta):
-        """Takes the tokens in a cache.  Raises a UserError if there is no cache with this `meta`"""
-        with reading(cache, "start again"):
-            kept, tensors = map_tensors(cache, TOKEN_KINDS)
-            need(meta.items() <= kept.items(), "it belongs to another corpus")
-            self.use(tensors["tokens"], {name: int(kept[name]) for name in COUNTS})
+    def use_cache(self, cache, meta, vocab_size):
+        """Takes the tokens in a cache.  Raises an error if there is no cache with this `meta`"""
+        kept, tensors = map_tensors(cache, TOKEN_KINDS)
+        need(meta.items() <= kept.items(), "it belongs to another corpus")
+        ids = checked_ids(tensors["tokens"], vocab_size)
+        count = {name: int(kept[name]) for name in COUNTS}
+        need(0 <= count["train_tokens"] <= count["tokens"] == len(ids) and
+             min(count.values()) >= 0, f"expected the counts of {len(ids):,} tokens, found "
+             f"{', '.join(map(str, count.values()))}")
+        self.use(ids, count)
 
     def use(self, tokens, count):
         n = count["train_tokens"]

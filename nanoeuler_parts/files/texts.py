@@ -11,7 +11,9 @@ import numpy as np
 
 import bpe
 from bpe import need, note, printable, reading, regular, UserError
-from nanoeuler_parts.files.safetensors import map_tensors, TOKEN_KINDS, write_tensors
+from nanoeuler_parts.files.safetensors import (
+    BLOCK, map_tensors, release_pages, TOKEN_KINDS, write_tensors,
+)
 
 LARGE = 32 << 20     # bytes; the tokens of a longer text are cached in a file
 TEXT_AT_ONCE = 1 << 28                       # bytes that are encoded at once
@@ -107,6 +109,29 @@ def encode_large(tokenizer, text, share, rng, dtype, folder, begins):
         f.flush()
         return np.memmap(f, dtype, "r", shape=n) if n else np.zeros(0, dtype)
 
+@contextlib.contextmanager
+def replacing_cache(path):
+    """A block that reads a cache of tokens and returns.  After it, the caller makes the cache anew:
+    it is missing, or a note says what is wrong with it."""
+    try:
+        with reading(path, "the text is tokenized again"):
+            yield
+    except UserError as e:
+        if os.path.lexists(path):
+            note(f"{e}")
+
+def checked_ids(ids, vocab_size):
+    """The token ids of a cache, which must be those of this tokenizer.  Blocks of them are read one
+    after another, as in `blocks_of`."""
+    need(ids.ndim == 1, f"expected a list of token ids, found {ids.ndim} dimensions")
+    for start in range(0, len(ids), BLOCK):
+        block = ids[start:start + BLOCK]
+        for found in int(block.min()), int(block.max()):
+            need(0 <= found < vocab_size, f"expected token ids from 0 to {vocab_size - 1:,}, found "
+                 f"{found:,}")
+        release_pages(ids)
+    return ids
+
 def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
     """Token ids of the training part and of the validation part of the text at `path`.
     parts: both parts, bytes.  cuts: the `share` of `encode_cut`, for the training part only.
@@ -132,10 +157,10 @@ def tokenize(path, parts, tokenizer, text_sha256, cuts=0.0, seed=0):
             "tokenizer_sha256": tokenizer.hash(), "train_bytes": str(len(train)),
             "cuts": str((cuts, seed) if cuts else cuts)}         # the seed matters only with cuts
     cache = f"{path}.{hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:12]}.tokens"
-    with contextlib.suppress(UserError), reading(cache, remedy):
+    with replacing_cache(cache):
         kept_meta, tensors = map_tensors(cache, TOKEN_KINDS)
         need(meta.items() <= kept_meta.items(), "it belongs to another text")
-        return tensors["train"], tensors["val"]
+        return [checked_ids(tensors[name], tokenizer.vocab_size) for name in ("train", "val")]
     print(printable(f"tokenizing {path} once; the tokens are cached in {cache}"), flush=True)
     train_ids, val_ids = (ids.astype(dtype, copy=False) for ids in encoded())
     try:
