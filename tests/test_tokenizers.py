@@ -12,7 +12,7 @@ import tarfile
 import numpy as np
 import pytest
 import tokenizers
-from helpers import ROOT, TINY, refused, run
+from helpers import ROOT, TINY, never, refused, run
 from models import as_folder, change, package, write
 from texts import TORTURE, torture
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -23,6 +23,7 @@ from nanoeuler_parts.files.corpora import Corpus
 from nanoeuler_parts.interchange.forms import reading_form
 from nanoeuler_parts.interchange.tokenizers import (gguf_of_tokenizer, tokenizer_of_gguf,
                                                     tokenizer_of_json)
+from nanoeuler_parts.tokenizers import added
 from nanoeuler_parts.tokenizers.bytelevel import nfc
 from nanoeuler_parts.tokenizers.families import tokenizer_of, tokenizer_of_model
 from nanoeuler_parts.tokenizers.sentencepiece import merges_of
@@ -331,6 +332,21 @@ def rejected(root, words):
     with pytest.raises(bpe.UserError) as error, bpe.reading("tokenizer.json", "mend it"):
         bpe.Tokenizer.from_json(json.dumps(root))
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("vocab_size", [0, 400])
+def test_an_id_far_beyond_the_others_is_rejected_before_the_gap_is_filled(vocab_size, monkeypatch):
+    """Its 20 bits would allow a million unused tokens."""
+    monkeypatch.setattr(added, "added_tokens", never)        # nothing fills the gap
+    root = {"model": {"vocab": {"a": 0, "b": bpe.MAX_VOCAB - 1}}}
+    with pytest.raises(bpe.UserError, match="expected token ids below .*, found 1,048,575"):
+        added.fill(root, vocab_size)
+
+
+@pytest.mark.parametrize("vocab", [{}, {"a": -1}, {"a": bpe.MAX_VOCAB}, {"a": 1.5}])
+def test_odd_ids_are_rejected(vocab):
+    with pytest.raises(bpe.UserError, match="expected token ids from 0 to"):
+        added.fill({"model": {"vocab": vocab}})
 
 
 def test_another_pattern_is_rejected_with_its_beginning():

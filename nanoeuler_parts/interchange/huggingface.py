@@ -206,6 +206,10 @@ def llama_of_folder(folder):
     cfg = llama_config(settings.config, 1 + sum(map(is_head, tensors)))
     cfg = tied_as_stored(cfg, tensors)
     need_redundant(cfg, tensors, folder)
+    if EMBEDDINGS in tensors:                # first, as unused ids get names
+        shape = tensors[EMBEDDINGS].shape
+        need(shape == (cfg.vocab_size, cfg.n_embd), f"expected {EMBEDDINGS} of shape "
+             f"{(cfg.vocab_size, cfg.n_embd)}, found {shape}")
     tokenizer = settings.tokenizer(cfg.vocab_size)
     bos, eos = settings.token("bos_token"), settings.token("eos_token")
     return Found(cfg, tokenizer, {name: x.shape for name, x in tensors.items()}, read,

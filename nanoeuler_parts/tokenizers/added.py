@@ -10,6 +10,10 @@ def fill(root, vocab_size=0):
     used = {*root["model"]["vocab"].values(), *ids_of_added(root).values()}
     need(used and all(type(k) is int and 0 <= k < MAX_VOCAB for k in used),
          f"expected token ids from 0 to {MAX_VOCAB - 1}")
+    most = vocab_size or 2 * len(used) + 1000            # without a model's size, gaps are small
+    need(max(used) < most, f"expected token ids below {most:,} "
+         f"{'in a model of as many embeddings' if vocab_size else f'for {len(used):,} tokens'}, "
+         f"found {max(used):,}")
     missing = sorted({*range(max(vocab_size, max(used) + 1))} - used)
     unused = added_tokens({f"<|unused_{k}|>": k for k in missing})
     return {**root, "added_tokens": [*(root.get("added_tokens") or []), *unused]}
