@@ -783,6 +783,8 @@ def reading(source, remedy):
         what = getattr(error, "strerror", None) or str(error)
         if isinstance(error, KeyError):
             what = f"{error} is missing"
+        elif isinstance(error, (ArithmeticError, AttributeError, LookupError, TypeError)):
+            what = f"an entry has another type or size than expected ({what})"
         what = " ".join(what.split())[:300] or type(error).__name__
         path = getattr(error, "filename", None) or source        # a file of the folder `source`
         raise UserError(f"{path}: {what}; {remedy}") from None
@@ -1037,8 +1039,14 @@ class Tokenizer:
                      f"{path}/merges.txt": "\n".join(["#version: 0.2", *self._lines, ""])}
         for name, content in files.items():
             part = f"{name}.{os.getpid()}.part"         # unique to this process
-            pathlib.Path(part).write_text(content, encoding="utf-8", newline="\n")
-            os.replace(part, name)                      # a reader sees the old file or the new one
+            try:
+                pathlib.Path(part).write_text(content, encoding="utf-8", newline="\n")
+                os.replace(part, name)                  # a reader sees the old file or the new one
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    os.remove(part)
+                raise UserError(f"cannot write {name}: {error.strerror}; free disk space, or "
+                                f"choose another --tokenizer") from None
 
     @classmethod
     def load(cls, path):

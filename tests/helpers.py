@@ -255,6 +255,29 @@ def refused(capsys, *args, words=()):
     return lines[0]
 
 
+# ---- files of another form
+# Words of Python's own errors
+PYTHON = ("object is not", "has no attribute", "unpack", "must be str", "not supported between",
+          "indices", "unhashable", "out of range", "argument", "codec", "NoneType", "not iterable",
+          "reshape", "literal", "division", "broadcast", "operand", "recursion", "TypeError")
+
+
+def places_in(x, at=()):
+    """The paths of the values of JSON, at most 5 in each list or object"""
+    yield at
+    items = x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, list) else ()
+    for key, value in [*items][:5]:
+        yield from places_in(value, (*at, key))
+
+
+def replaced(x, at, value):
+    if not at:
+        return value
+    copy = {**x} if isinstance(x, dict) else [*x]
+    copy[at[0]] = replaced(x[at[0]], at[1:], value)
+    return copy
+
+
 def take_apart(path):
     """(header as a dict, data bytes) of a safetensors file."""
     raw = path.read_bytes()

@@ -1,4 +1,5 @@
 """bpe.py: equal to tokenizers and tiktoken, any bytes survive, no file can break it."""
+import errno
 import hashlib
 import importlib.util
 import json
@@ -750,6 +751,20 @@ def test_command_line(tmp_path):
     (tmp_path / "ids").write_bytes(run("encode", tmp_path / "text", cwd=tmp_path).stdout)
     assert run("decode", tmp_path / "ids", cwd=tmp_path).stdout == text
     assert b"default: 4096" in run("train", "--help").stdout
+
+
+def test_a_tokenizer_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    tokenizer = bpe.train(b"a b", 257)
+
+    def full(path, text, **options):
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    for name in "t.json", "folder":
+        with pytest.raises(bpe.UserError, match=f"cannot write .*{name}.*: No space left"):
+            tokenizer.save(tmp_path / name)
+    assert [*tmp_path.rglob("*")] == [tmp_path / "folder"]
 
 
 def test_command_line_errors(tmp_path):

@@ -7,8 +7,9 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import (EVERY_TENSOR, ROOT, TINY, complains, full_table, nanoeuler, needs, ok,
-                     put_together, random_flat, refused, replace_everywhere, run, take_apart)
+from helpers import (EVERY_TENSOR, PYTHON, ROOT, TINY, complains, full_table, nanoeuler, needs, ok,
+                     places_in, put_together, random_flat, refused, replace_everywhere, replaced,
+                     run, take_apart)
 
 import bpe
 import nanoeuler as ne
@@ -232,6 +233,34 @@ def test_bad_file_gives_one_line(kind, checkpoint, capsys):
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 1 and str(checkpoint) in lines[0], lines
         assert any(word in lines[0] for word in ("name ", "train", "--")), lines     # the remedy
+
+
+def test_a_header_of_another_form_is_rejected_in_words_of_its_own(checkpoint):
+    """Each place of the header, of the configuration and of the state has a value of each type."""
+    header, data = take_apart(checkpoint)
+    meta, n = header["__metadata__"], 0
+    cases = [replaced(header, at, value) for at in places_in(header) for value in ODD]
+    for part in "config", "state":
+        form = json.loads(meta[part])
+        cases += [header | {"__metadata__": meta | {part: json.dumps(replaced(form, at, value))}}
+                  for at in places_in(form) for value in ODD]
+    for case in cases:
+        if isinstance(case, dict) and isinstance(case.get("__metadata__"), dict):
+            put_together(checkpoint, {**case, "__metadata__": {**case["__metadata__"]}}, data)
+        else:
+            text = json.dumps(case).encode()
+            checkpoint.write_bytes(len(text).to_bytes(8, "little") + text + data)
+        try:
+            ne.read_checkpoint(str(checkpoint))
+        except bpe.UserError as e:
+            ours = "another type or size than expected" in str(e)
+            assert ours or not any(words in str(e) for words in PYTHON), (e, case)
+            assert str(checkpoint) in str(e)
+            n += 1
+    assert n > len(cases) / 2
+
+
+ODD = None, 5, -1, 0.5, "x", [], [None], {}, {"x": 1}
 
 
 @pytest.mark.parametrize("kind", ["truncated", "text", "bit flipped in the data"])

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import ROOT, TINY, drawn, needs, refused, replace_everywhere, run, told
+from helpers import (PYTHON, ROOT, TINY, drawn, needs, places_in, refused, replace_everywhere,
+                     replaced, run, told)
 from hypothesis import given
 from hypothesis import strategies as st
 from models import (CHATML, CONFIGS, HELLO, SPECIALS, as_folder, change, dicts, greedy,
@@ -866,27 +867,6 @@ def test_the_settings_of_rope_are_those_of_transformers(entries, tmp_path):
 
 
 # ---- reasons
-PYTHON = ("object is not", "has no attribute", "unpack", "must be str", "not supported between",
-          "indices", "unhashable", "out of range", "argument", "codec", "NoneType", "not iterable",
-          "reshape", "literal", "division", "broadcast", "operand", "recursion", "TypeError")
-
-
-def places_in(x, at=()):
-    """The paths of the values of JSON, at most 5 in each list or object"""
-    yield at
-    items = x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, list) else ()
-    for key, value in [*items][:5]:
-        yield from places_in(value, (*at, key))
-
-
-def replaced(x, at, value):
-    if not at:
-        return value
-    copy = {**x} if isinstance(x, dict) else [*x]
-    copy[at[0]] = replaced(x[at[0]], at[1:], value)
-    return copy
-
-
 NASTY = [None, -1, 0, 1 << 40, 1.5, "", "x", True, [], {}, [[1]], [None], {"type": 1}]
 
 

@@ -118,6 +118,12 @@ def write_tensors(path, meta, tensors, remedy, of_uint16="U16"):
         f.seek(8 + header.rindex(NO_HASH.encode()))
         f.write(digest.hexdigest().encode())
 
+def is_entry(t):
+    """Is it the entry of a tensor in a header?"""
+    return isinstance(t, dict) and isinstance(t.get("dtype"), str) and all(
+        isinstance(t.get(key), list) and all(type(n) is int and n >= 0 for n in t[key])
+        for key in ("shape", "data_offsets")) and len(t["data_offsets"]) == 2
+
 def read_header(f, whole=True):
     """(header, metadata, {name: dtype, shape and data_offsets}, bytes of data) of an open file.
     The file may come from any program, so each size in its header is checked against the file.
@@ -128,8 +134,19 @@ def read_header(f, whole=True):
     need(length <= min(size - 8, MAX_HEADER), "expected a checkpoint or another safetensors "
          "file, found another format or an incomplete file")
     header = f.read(length)
-    entries = json.loads(header)
+    try:
+        entries = json.loads(header)
+    except (ValueError, RecursionError):
+        raise UserError("expected a checkpoint or another safetensors file, found a header that is "
+                        "no JSON object") from None
+    need(isinstance(entries, dict), f"expected a header with an object of tensors, found "
+         f"{entries!r:.40}")
     meta = entries.pop("__metadata__", {})
+    need(isinstance(meta, dict) and all(isinstance(x, str) for x in meta.values()),
+         f"expected texts in the header's __metadata__, found {meta!r:.40}")
+    for name, t in entries.items():
+        need(is_entry(t), f"expected a dtype, a shape and two data_offsets for the tensor "
+             f"{name:.40}, found {t!r:.80}")
     end = 8 + length + max((t["data_offsets"][1] for t in entries.values()), default=0)
     need(size >= end or not whole, cut_short(size, end))
     return header, meta, entries, size - 8 - length
@@ -161,8 +178,11 @@ def map_tensors(path, kinds=OF_CHECKPOINTS):
     tensors = {}
     for name, t in entries.items():
         need(t["dtype"] in kinds, f"{name} has type {t['dtype']}, expected {', '.join(kinds)}")
-        x = data[slice(*t["data_offsets"])].view(DTYPES[t["dtype"]])
-        tensors[name] = x.reshape(t["shape"])
+        (start, end), dtype = t["data_offsets"], DTYPES[t["dtype"]]
+        n_bytes = math.prod(t["shape"]) * dtype.itemsize
+        need(start + n_bytes == end, f"expected {n_bytes:,} bytes for {name} of shape "
+             f"{t['shape']!s:.40}, found bytes {start} to {end}")
+        tensors[name] = data[start:end].view(dtype).reshape(t["shape"])
     need_adjacent(entries, data.size)
     note_large(f"reading {path}", data.size)
     if "sha256" in meta:
