@@ -6,12 +6,17 @@ from dataclasses import replace
 import conditions
 import numpy as np
 import pytest
-from helpers import TINY, random_flat
+from helpers import ROOT, TINY, random_flat
 
 import bpe
 import nanoeuler as ne
 from nanoeuler_parts.interchange import llama
+from nanoeuler_parts.machine import cpu
+from nanoeuler_parts.machine.threads import use_threads
 from nanoeuler_parts.serve import explain, ollama, protocol, responses
+from nanoeuler_parts.serve.names import host_in
+from nanoeuler_parts.serve.server import need_ascii
+from nanoeuler_parts.tools import evaluation
 
 pytestmark = pytest.mark.unit
 YARN = dict(rope_scaling="yarn", rope_original=8, rope_factor=2.0)
@@ -49,6 +54,18 @@ def run(tokens, **changes):
     return act
 
 
+def options(**changes):
+    return lambda: ne.TrainOptions(**changes).check()
+
+
+def state(**changes):
+    return lambda: ne.State(**changes).check()
+
+
+def generated(*args, **options):
+    return lambda: ne.generate_text(*args, **options)
+
+
 def checked(known, **body):
     return lambda: protocol.checked(body, known)
 
@@ -76,6 +93,29 @@ CASES = {
     "need_thinking": [lambda: ne.Sampling(thinking="maybe").check()],
     "Sampling.check": [lambda: ne.Sampling(stop=[""]).check(),
                        lambda: ne.Sampling(stop=[5]).check()],
+    "Settings.check": [options(seed="1"), options(batch=-1), options(lr=1e9)],
+    "RunOptions.check": [options(dtype="f8"), options(data="a\0")],
+    "TextOptions.check": [options(newlines="dos")],
+    "OptimizerOptions.check": [options(optimizer="sgd")],
+    "OptimizerOptions.chosen": [lambda: ne.TrainOptions.chosen(optimizer="adamw", muon_lr=0.1)],
+    "State.check": [state(stops=[5]), state(template="\ud800")],
+    "stored": [lambda: ne.stored(np.ones((2, 2), np.float32), "f8")],
+    "compile_kernels": [lambda: ne.compile_kernels("f8")],
+    "need_data": [lambda path=path: ne.need_data(path, "a.bin")
+                  for path in ("", "no such file", "/dev/null")],
+    "need_prompt_first": [lambda: ne.need_prompt_first(__file__, "no such file")],
+    "generate_text": [generated(None), generated("a", out="a.jsonl"), generated("a", prompts="p"),
+                      generated("a", "b", prompts="p", out="a.jsonl")],
+    "need_no_tokenizer": [
+        lambda: bpe.need_no_tokenizer("a.json", "./a.json", True),
+        lambda: bpe.need_no_tokenizer(str(ROOT / "data" / "instructions.json"), "a.txt", False)],
+    "use_threads": [lambda: use_threads(-1), lambda: use_threads(1 << 20)],
+    "vector_bits": [lambda: cpu.vector_bits("7", {})],
+    "need_ascii": [lambda key=key: need_ascii(key) for key in ("caf\u00e9", "a\n", "a b")],
+    "host_in": [lambda: host_in("a/b")],
+    "texts_in": [lambda: evaluation.texts_in([], "x"), lambda: evaluation.texts_in([5], "x")],
+    "right_choice": [lambda answer=answer: evaluation.right_choice(answer, ["a", "b"])
+                     for answer in ("c", -1, 2)],
     "need_llama": [llama_of(LLAMA, model_type=""), llama_of(LLAMA, model_type="gpt2")],
     "llama_config": [llama_of(LLAMA, hidden_act="gelu"),
                      llama_of(LLAMA, quantization_config={"bits": 4})],
