@@ -409,7 +409,7 @@ def test_save_replaces_only_its_own(chat, tmp_path):
 @pytest.mark.parametrize("line, words", [
     ("/save", "expected the name of a file, found none; type /save FILE"),
     ("/save .", "is a directory"), ("/save --force .", "is a directory"),
-    ("/save no/a.json", "No such file"), ("/save a\0b", "without the character NUL"),
+    ("/save no/a.json", "No such folder"), ("/save a\0b", "without the character NUL"),
     (f"/save {'a' * 300}", "name too long")])
 def test_save_rejects(line, words, chat):
     c = chat()
