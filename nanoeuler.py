@@ -1524,7 +1524,7 @@ if nanoeuler_parts:
     )
     from nanoeuler_parts.files.settings import digits_of, flag_of, SettingError, type_of
     from nanoeuler_parts.files.sinks import Sinks
-    from nanoeuler_parts.files.writing import output_may_fail, WriteError
+    from nanoeuler_parts.files.writing import need_writable, output_may_fail, WriteError
     from nanoeuler_parts.machine.counters import counters, fetch_add, next_below, seen, wait_until
     from nanoeuler_parts.machine.cpu import (
         DTYPE, DY_COLUMNS, HAS_BF16, MR, QUADS, ROWS, tile_width,
@@ -5042,7 +5042,6 @@ def read_checkpoint(path, moments=True):
 def refuse_overwrite(path, force, remedy="choose another name"):
     """Rejects a path that exists.  With --force, it accepts a regular file, but nothing else.
     A path that cannot be written is rejected, too, before the work begins."""
-    from nanoeuler_parts.files.writing import need_writable
     if os.path.exists(path):
         what = "a directory" if os.path.isdir(path) else "not a regular file"
         need(os.path.isfile(path), f"{path} exists and is {what}; choose another name")

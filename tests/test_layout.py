@@ -211,7 +211,6 @@ def test_nanoeuler_reaches_higher_parts_in_few_functions():
         ("chat_ids", "nanoeuler_parts.interchange.templates"),
         ("Speaker", "nanoeuler_parts.tools.json_mode"),
         ("generate_text", "nanoeuler_parts.tools.json_mode"),
-        ("refuse_overwrite", "nanoeuler_parts.files.writing"),
         ("generate_text", "nanoeuler_parts.tools.prompts")}
     tree = ast.parse(path.read_text(encoding="utf-8"))
     top = {name for outer in tree.body if not isinstance(outer, (ast.FunctionDef, ast.ClassDef))
