@@ -1061,6 +1061,7 @@ def test_the_text_of_a_base_model_is_plain(opened, address):
         page.evaluate("s => localStorage.setItem('nanoeuler.conversations', s)", stored)
         page.reload()
         page.wait_for_selector(".message.assistant .tools >> text=Regenerate")
+        page.wait_for_function("document.title.includes(' · ')")     # then it knows the model
         shown = page.locator(".message.assistant .text")
         assert shown.locator("h1, h2, h3, h4, li, em").count() == formatted
         assert page.locator("text=Raw text").count() == (formatted > 0)
