@@ -1135,13 +1135,16 @@ class Epochs:
 class Batches(Epochs):
     """Adjacent windows of T tokens.  With phase 2 and T = 4, windows begin at tokens 2, 6, 10, ...:
     each epoch cuts the text at other places."""
-    remedy = "use a longer text"
 
     def __init__(self, tokens, T, P, seed):
         super().__init__(len(tokens) // T - 1, T, seed)
         need(self.n > 0, f"expected {2 * T:,} training tokens or more, two windows of {T}, found "
-             f"{len(tokens):,}; {self.remedy}")
+             f"{len(tokens):,}; use a longer text{self.or_else(len(tokens))}")
         self.tokens, self.P = tokens, P
+
+    def or_else(self, n):
+        """Another remedy, if a text has only n tokens"""
+        return ""
 
     def take(self, i, B):
         """tokens (B, T), targets (P, B, T): windows i to i + B of the run."""
@@ -3718,7 +3721,9 @@ class Windows:
 
 class TextBatches(Batches):
     """`Batches` of a text that may be a memory-mapped file"""
-    remedy = "use a longer text with --data, or a smaller --seq-len"
+
+    def or_else(self, n):
+        return f" with --data, or --seq-len {n // 2}" if n >= 32 else " with --data"
 
     def take(self, i, B):
         need_whole(self.tokens)
