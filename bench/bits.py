@@ -114,8 +114,9 @@ def batch(folder, file, *args):
 
 
 def chat(folder):
-    return run(folder, "nanoeuler.py", "chat", BUNDLED, "--tokens", 40, "--seed", 5,
+    said = run(folder, "nanoeuler.py", "chat", BUNDLED, "--tokens", 40, "--seed", 5,
                stdin=b"What is a residual connection?\nAnd why?\n")
+    return said.partition(b"\n")[2]          # the first line names the file in the words of --root
 
 
 def quantize(folder):
