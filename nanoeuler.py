@@ -943,8 +943,8 @@ def sample(logits, rng, o):
     logits (V,); o: an object with temperature, top_k, top_p and min_p, such as a `Choice`.  Each
     restriction is applied to the probabilities of all tokens, and the strictest one decides."""
     best = int(np.argmax(logits))            # argmax finds the first NaN, if there is one
-    need(logits[best] != -math.inf, "no token may follow here: JSON mode allows none of the "
-         "model's tokens; use another schema")
+    need(logits[best] != -math.inf, "no token may follow here, because all are excluded; in JSON "
+         "mode, use another schema")
     if not math.isfinite(logits[best]):
         raise UserError(f"the logit of token {best} is {logits[best]}, expected a finite number; "
                         f"the model's weights are too large: use another checkpoint")

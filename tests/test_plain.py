@@ -115,6 +115,25 @@ def test_a_gradient_in_another_thread_is_the_same():
         assert np.array_equal(*gradients)
 
 
+def test_a_gradient_in_another_thread_is_the_same_without_the_package(python, monkeypatch):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    cfg = ne.Config(**TINY, n_mtp=2)
+    rng, gradients = np.random.default_rng(1), []
+    flat = check.random_params(cfg, rng)
+    tokens, targets = check.random_batch(cfg, 2, 6, rng)
+
+    def work():
+        model = python.PlainModel(cfg, flat)
+        model.gradient(tokens, targets, np.ones((2, 2)))
+        gradients.append(model.g_flat.copy())
+
+    work()
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    worker.join()
+    assert np.array_equal(*gradients) and gradients[0].any()
+
+
 PROMPTS = ("What is the capital of France?", "Who wrote Hamlet?", "Sort these words: b a c",
            "What is 3 + 4?", "Hello", "ROMEO:", "Add 12 and 30.", "Write in capitals: word",
            "Why?", "The")
