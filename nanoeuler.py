@@ -7,7 +7,7 @@ How to read this file
     Part I is the whole program: the model, its gradients, training, generation, a checkpoint and a
     command line.  Read it from top to bottom: a function uses only what is defined above it.  Part
     I also runs alone, with bpe.py, which splits text into tokens.
-    Part II computes the same sums many times as fast, with tiles, blocks, threads and batches, and
+    Part II computes the same sums faster, with tiles, blocks, threads and batches, and
     adds the optimizer Muon.  Each section says which functions of Part I it replaces.
     Part III is what surrounds a model: runs that can be resumed, conversations, the command line.
     Everything else is in the folder nanoeuler_parts.
@@ -439,7 +439,7 @@ def _silu(x):
 # Tour: docs/tour/04_softmax.md
 # A layer y = x W^T turns rows of K numbers into rows of N numbers.  Row n of W holds the K weights
 # of output n, so each y[t, n] is the dot product of two rows.  Nearly all of the time is spent
-# here; section 13 computes the same sums about twenty times as fast.
+# here; section 13 computes the same sums two to four times as fast on one core.
 @jit
 def matmul(y, x, w):
     """y = x W^T     y (T, N), x (T, K), w (N, K)"""
@@ -1665,7 +1665,8 @@ COLUMNS = 16         # threads share columns in multiples of 16: a cache line of
 PACK_PARTS = 8       # number of tasks into which the packing of a matrix is divided
 
 # ==== 13 Tiled products ====
-# This replaces the matrix products of section 4.1, and is about twenty times as fast.  `matmul`
+# This replaces the matrix products of section 4.1.  On one core it is two to four times as fast,
+# because the compiler also uses vectors for the plain loops (bench/NOTES.md).  There, `matmul`
 # reads a whole matrix for each row of x.  Here a tile of MR rows and two vectors of columns is
 # summed in registers, so each number that is read serves many multiplications.
 #

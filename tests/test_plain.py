@@ -94,36 +94,14 @@ def math_close(x, y):
     return abs(x - y) <= 1e-12 * abs(x)
 
 
-@pytest.mark.slow
-def test_a_gradient_in_another_thread_is_the_same():
-    cfg = ne.Config(**TINY, n_mtp=2)
-    rng = np.random.default_rng(1)
-    flat = check.random_params(cfg, rng)
-    tokens, targets = check.random_batch(cfg, 2, 6, rng)
-    for kind in ne.PlainModel, ne.Model:
-        gradients = []
-
-        def work():
-            model = kind(cfg, flat)
-            model.gradient(tokens, targets, np.ones((2, 2)))
-            gradients.append(model.g_flat.copy())
-
-        work()
-        worker = threading.Thread(target=work, daemon=True)
-        worker.start()
-        worker.join()
-        assert np.array_equal(*gradients)
-
-
-def test_a_gradient_in_another_thread_is_the_same_without_the_package(python, monkeypatch):
-    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+def need_equal_gradient_in_another_thread(kind):
     cfg = ne.Config(**TINY, n_mtp=2)
     rng, gradients = np.random.default_rng(1), []
     flat = check.random_params(cfg, rng)
     tokens, targets = check.random_batch(cfg, 2, 6, rng)
 
     def work():
-        model = python.PlainModel(cfg, flat)
+        model = kind(cfg, flat)
         model.gradient(tokens, targets, np.ones((2, 2)))
         gradients.append(model.g_flat.copy())
 
@@ -132,6 +110,17 @@ def test_a_gradient_in_another_thread_is_the_same_without_the_package(python, mo
     worker.start()
     worker.join()
     assert np.array_equal(*gradients) and gradients[0].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [ne.PlainModel, ne.Model])
+def test_a_gradient_in_another_thread_is_the_same(kind):
+    need_equal_gradient_in_another_thread(kind)
+
+
+def test_a_gradient_in_another_thread_is_the_same_without_the_package(python, monkeypatch):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    need_equal_gradient_in_another_thread(python.PlainModel)
 
 
 PROMPTS = ("What is the capital of France?", "Who wrote Hamlet?", "Sort these words: b a c",
