@@ -7,8 +7,8 @@ How to read this file
     Part I is the whole program: the model, its gradients, training, generation, a checkpoint and a
     command line.  Read it from top to bottom: a function uses only what is defined above it.  Part
     I also runs alone, with bpe.py, which splits text into tokens.
-    Part II computes the same sums faster, with tiles, blocks, threads and batches, and
-    adds the optimizer Muon.  Each section says which functions of Part I it replaces.
+    Part II computes the same sums faster, with tiles, blocks, threads and batches, and adds the
+    optimizer Muon.  Most of its sections say which functions of Part I they replace.
     Part III is what surrounds a model: runs that can be resumed, conversations, the command line.
     Everything else is in the folder nanoeuler_parts.
 
@@ -1665,10 +1665,10 @@ COLUMNS = 16         # threads share columns in multiples of 16: a cache line of
 PACK_PARTS = 8       # number of tasks into which the packing of a matrix is divided
 
 # ==== 13 Tiled products ====
-# This replaces the matrix products of section 4.1.  On one core it is two to four times as fast,
-# because the compiler also uses vectors for the plain loops (bench/NOTES.md).  There, `matmul`
-# reads a whole matrix for each row of x.  Here a tile of MR rows and two vectors of columns is
-# summed in registers, so each number that is read serves many multiplications.
+# This replaces the matrix products of section 4.1, and is two to four times as fast on one core
+# (bench/NOTES.md).  `matmul` reads the whole matrix again for each row of x.  Here a tile of MR rows
+# and two vectors of columns is summed in registers, so each number that is read serves many
+# multiplications.
 #
 # Each product consists of calls of one function:
 #
