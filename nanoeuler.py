@@ -1666,8 +1666,8 @@ PACK_PARTS = 8       # number of tasks into which the packing of a matrix is div
 
 # ==== 13 Tiled products ====
 # This replaces the matrix products of section 4.1, and is two to four times as fast on one core
-# (bench/NOTES.md).  `matmul` reads the whole matrix again for each row of x.  Here a tile of MR rows
-# and two vectors of columns is summed in registers, so each number that is read serves many
+# (bench/NOTES.md).  `matmul` reads the whole matrix again for each row of x.  Here a tile of MR
+# rows and two vectors of columns is summed in registers, so each number that is read serves many
 # multiplications.
 #
 # Each product consists of calls of one function:
