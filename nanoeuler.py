@@ -44,8 +44,8 @@ Contents
     5    Model: forward, loss, backward       21   Conversation: templates, chat, Python
     6    Generation: sampling, KV cache       22   Checkpoints with moments, int8, checks
     7    Optimizer: schedule, AdamW           23   Runs on disk: settings, log, --resume
-    8    Batches                              24   Kernels to compile
-    9    Training                             25   Command line
+    8    Batches                              25   Command line
+    9    Training
     10   Checkpoint
     11   The program alone
 
@@ -2238,6 +2238,7 @@ class Model:
 
     @staticmethod
     def ready(options=None):
+        from nanoeuler_parts.kernels import compile_kernels
         compile_kernels(options.dtype if options else DTYPE)
 
     @staticmethod
@@ -3075,6 +3076,7 @@ class Decoder:
 
     @staticmethod
     def ready():
+        from nanoeuler_parts.kernels import DECODING
         fill_cache(DECODING)
 
     def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
@@ -5849,66 +5851,6 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
                 note_slow_run(start.cfg, options)
             run(out, start, options, engine).go()
 
-# ==== 24 Kernels to compile ====
-# This section fills Numba's cache before a run or a chat begins: it calls every kernel once, with
-# the tiny model SPECK.  A first reader may skip all of it, because it adds nothing to the model.
-SPECK = Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=1, n_hidden=8, vocab_size=16)
-
-def compile_gradient(dtype="f32"):
-    """Compiles the forward and backward pass; `run_batch` takes nearly all of the time.
-    dtype: a key of PRECISIONS, or f64, in which check.py computes"""
-    flat = init_params(SPECK, 0)
-    if dtype == "f64":
-        flat = aligned(flat.shape, np.float64)
-        flat[:] = 0
-    model = Model(SPECK, flat, dtype=PRECISIONS.get(dtype))
-    model.run(GRADIENT, np.zeros((1, 8), np.int32))
-
-def compile_decoding():
-    """Compiles the decoder for each type of weights, and the tokenizer."""
-    for weights in ("f32", "bf16", "int8"):
-        decoder = Decoder(SPECK, init_params(SPECK, 0), weights)
-        decoder.step(0)
-        decoder.guesses(0)
-    bpe.train(b"a b a b", 258).encode(b"a b")
-
-def compile_updates(dtype="f32"):
-    """Compiles the optimizers, the decoder and the tokenizer: about as long as `run_batch`."""
-    model = Model(SPECK, init_params(SPECK, 0), dtype=PRECISIONS[dtype])
-    for muon_lr in (0.0, 1.0):
-        model.update(hyper_at(1, 1.0, beta1=0.9, beta2=0.95, weight_decay=0.0, clip=1.0,
-                              muon_lr=muon_lr))
-    compile_decoding()
-
-INT8 = types.uint32 if QUADS else types.int8             # Numba's type of packed int8
-
-# {the call of a separate process: the kernels in it that take long to compile}, here for chat.
-# A compiled kernel includes the functions that it calls.
-DECODING = {"compile_decoding()": [Compiled(decode_step, "p.wte", types.float32),
-                               Compiled(decode_step, "p.wte", types.int32),
-                               Compiled(decode_step, "p.wte", INT8),
-                               Compiled(bpe.encode_range, "byte_id", types.int32)]}
-
-# Numba's type of packed matrices
-PANELS = {"f32": types.float32, "bf16": types.int32, "f64": types.float64}
-PRODUCTS = {"f32": types.float32, "bf16": types.uint16}  # and of the operands of products
-
-def gradient_kernels(dtype):
-    """The kernels of the forward and backward pass in this dtype, a key of PANELS"""
-    return {f"compile_gradient({dtype!r})": [Compiled(run_batch, "w.qkv", PANELS[dtype])]}
-
-def training_kernels(dtype):
-    """The kernels of a run in this dtype, and of a chat with its model"""
-    return {**gradient_kernels(dtype),
-            f"compile_updates({dtype!r})": [Compiled(adamw_update, "p", types.float32),
-                                         Compiled(muon, "scratch.like", PRODUCTS[dtype]),
-                                         *DECODING["compile_decoding()"]]}
-
-def compile_kernels(dtype=DTYPE):
-    """`compile`: compiles the kernels for training in this dtype and for chat."""
-    need(dtype in PRECISIONS, f"--dtype: expected {' or '.join(PRECISIONS)}, found {dtype}")
-    fill_cache(training_kernels(dtype))
-
 # ==== 25 Command line ====
 # This section declares the verbs of the command line and their arguments, and runs one verb.  A
 # first reader may skip to the table VERBS, which names the module of each verb.
@@ -6151,7 +6093,8 @@ VERBS = [
      "convert a checkpoint to a Hugging Face directory or a GGUF file for llama.cpp"),
     ("import", "nanoeuler_parts.interchange.importing",
      "convert a Llama model from Hugging Face or a GGUF file to a checkpoint"),
-    ("compile", "nanoeuler", "compile the kernels for training and chat into Numba's cache")]
+    ("compile", "nanoeuler_parts.kernels",
+     "compile the kernels for training and chat into Numba's cache")]
 
 INIT = arg("--init", dest="file", type=model_name, default=argparse.SUPPRESS,
            help=f"checkpoint whose weights the run starts from, with its shape and its tokenizer; "
@@ -6179,10 +6122,6 @@ def chat_verb(add):
 
 def generate_verb(add):
     add(generate_text, *TO_GENERATE, settings=fields(Sampling))
-
-def compile_verb(add):
-    add(compile_kernels, arg("--dtype", default=DTYPE,
-                             help="precision of training to compile for: f32 or bf16"))
 
 def main(argv=None):
     if not nanoeuler_parts:

@@ -257,10 +257,10 @@ def main():
     args = parser.parse_args()
     if unknown := set(args.presets) - set(BATCH):
         parser.error(f"no preset {sorted(unknown)}, expected {', '.join(BATCH)}")
-    import nanoeuler as ne
+    from nanoeuler_parts.kernels import compile_kernels
     from nanoeuler_parts.machine.threads import most_threads
     for dtype in TYPES:
-        ne.compile_kernels(dtype)
+        compile_kernels(dtype)
     results = {"machine": machine(), "presets": {}}
     words = re.sub(r"\(R\)|\(TM\)|CPU|Processor|@.*", " ", results["machine"]["cpu"])
     slug = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")

@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import nanoeuler as ne
 from perturb import perturbed
+from nanoeuler_parts.kernels import compile_kernels
 
 
 class Start(ne.Run):
@@ -67,7 +68,7 @@ def ends_of(runs, jobs, **chosen):
     """dtype -> bits per byte of each run; so many at a time"""
     ends = {dtype: [0.0] * runs for dtype in ne.PRECISIONS}
     for dtype in ends:
-        ne.compile_kernels(dtype)
+        compile_kernels(dtype)
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         places = {}
         for k in range(runs):

@@ -31,6 +31,7 @@ import time
 
 from bench_cpu import build_stub, cpu_ticks, foreign_share
 from common import cpu_model, out_folder, protocol, versions
+from nanoeuler_parts.kernels import compile_kernels
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -47,7 +48,7 @@ def ours(row, minutes):
     from nanoeuler_parts.files.logs import read_log
     old = ("--optimizer", "adamw", "--dtype", "f32") if row["kind"] == "old" else ()
     program = [sys.executable, str(ROOT / "nanoeuler.py"), "train", *old]
-    ne.compile_kernels("f32" if old else ne.DTYPE)
+    compile_kernels("f32" if old else ne.DTYPE)
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder, "row.bin")
         subprocess.run([*program, "--seed", str(row["seed"]), "--minutes", str(minutes), "--out",

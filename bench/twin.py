@@ -61,6 +61,7 @@ from oracles.torch_engine import Twin, replies
 from oracles.torch_peer import Peer, peer_config
 from perturb import perturbed
 from twin_report import compare
+from nanoeuler_parts.kernels import compile_kernels
 
 STAGES = {"pretrain": "Run", "sft": "SftRun", "dpo": "DpoRun"}
 ON_CPU = {"pretrain": ne.Run, "sft": SftRun, "dpo": DpoRun}
@@ -267,7 +268,7 @@ def run_side(side, chosen, args):
         program.open_device()
     else:
         program = ne
-        ne.compile_kernels()
+        compile_kernels()
     engine = {"ours": program.Model, "twin": Twin, "cpu": ne.Model,
               "control": from_near(program.Model), "lockstep": in_lockstep(program.Model)}[side]
     follow = None                            # sft and dpo count their steps before they start

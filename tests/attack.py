@@ -75,6 +75,7 @@ from nanoeuler_parts.files import corpora as of_corpora
 from nanoeuler_parts.interchange.gguf import gguf_meta, write_gguf
 from nanoeuler_parts.interchange.templates import marked, render
 from nanoeuler_parts.interchange.tokenizers import gguf_of_tokenizer, SPLIT
+from nanoeuler_parts.kernels import compile_kernels
 from nanoeuler_parts.tokenizers.families import tokenizer_of_model
 from nanoeuler_parts.tokenizers.sentencepiece import root_of_pieces
 from nanoeuler_parts.tuning.examples import read_examples, read_file
@@ -1357,7 +1358,7 @@ def go_if_short(go):
 def prepared():
     """Kernels are compiled, each warning is a line, and runs are short."""
     threads = numba.get_num_threads()
-    ne.compile_kernels()
+    compile_kernels()
     with (mock.patch.object(ne, "fill_cache", lambda needed: None),
           mock.patch.object(ne.Run, "go", go_if_short(ne.Run.go)), warnings.catch_warnings()):
         for category in (RuntimeWarning, UserWarning):   # not once a line of the program

@@ -26,6 +26,9 @@ from helpers import (FAST, MACHINE, MAY_BE_SKIPPED, QUICK, ROOT, TEXT, TINY, mod
 from hypothesis import settings
 
 import nanoeuler as ne
+from nanoeuler_parts.kernels import (
+    compile_gradient, compile_kernels, compile_updates, gradient_kernels, training_kernels,
+)
 from nanoeuler_parts.machine.cpu import DTYPE
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
@@ -54,10 +57,10 @@ def pytest_configure(config):
         return
     if not hasattr(config, "workerinput"):
         for dtype in {"f32", DTYPE}:
-            ne.compile_kernels(dtype)
-        ne.fill_cache(ne.gradient_kernels("f64"))        # else each worker compiles them
-    ne.compile_gradient()
-    ne.compile_updates()
+            compile_kernels(dtype)
+        ne.fill_cache(gradient_kernels("f64"))        # else each worker compiles them
+    compile_gradient()
+    compile_updates()
 
 
 # The files that take half a minute and more, the longest first: begun last, one would leave the
@@ -109,7 +112,8 @@ REPLACED = {}                # (file, line) -> calls of the functions that this 
 class Patch(pytest.MonkeyPatch):
     """A MonkeyPatch whose replacements in this project have an effect.  A module must read a number
     that is replaced there, and a function that stands in for another must be called, by one of the
-    tests that pass this line.  One that must not be called is helpers.never."""
+    tests that pass this line.  One that must not be called is helpers.never.  A function or a class
+    is also replaced in the modules that have imported it from the target."""
 
     def setattr(self, target, name, *value, raising=True):
         if isinstance(target, str) and not value:        # "module.name", value
@@ -123,7 +127,18 @@ class Patch(pytest.MonkeyPatch):
             elif isinstance(target, types.ModuleType) and raising:
                 assert name in names_read(target), (
                     f"no function of {module} reads {name}: replace it where it is read")
+        for user in importers(target, name):
+            super().setattr(user, name, value)
         super().setattr(target, name, value, raising=raising)
+
+
+def importers(target, name):
+    """The other modules of this project in which `name` is the function or class of `target`"""
+    old = vars(target).get(name) if isinstance(target, types.ModuleType) else None
+    if not callable(old):
+        return []
+    return [module for path, module in sys.modules.copy().items() if path.split(".")[0] in OURS
+            and module is not target and vars(module).get(name) is old]
 
 
 def counted(function):
@@ -231,7 +246,7 @@ def base(trained_base, tmp_path_factory):
 def compiled():
     """Numba's files of all kernels, compiled once."""
     ok(nanoeuler("compile", cwd=ROOT, cold=True))
-    kernels = [x.kernel for part in ne.training_kernels(DTYPE).values() for x in part]
+    kernels = [x.kernel for part in training_kernels(DTYPE).values() for x in part]
     folders = {Path(kernel.stats.cache_path) for kernel in [*kernels, ne.pack]}
     names = {"bpe", "nanoeuler", *(path.stem for path in (ROOT / MACHINE).glob("*.py"))}
     return [path for folder in folders for path in folder.glob("*.nb[ic]")

@@ -11,6 +11,7 @@ from helpers import ROOT, TINY, random_flat
 import bpe
 import nanoeuler as ne
 from nanoeuler_parts.interchange import llama
+from nanoeuler_parts.kernels import compile_kernels
 from nanoeuler_parts.machine import cpu
 from nanoeuler_parts.machine.threads import use_threads
 from nanoeuler_parts.serve import explain, ollama, protocol, responses
@@ -100,7 +101,7 @@ CASES = {
     "OptimizerOptions.chosen": [lambda: ne.TrainOptions.chosen(optimizer="adamw", muon_lr=0.1)],
     "State.check": [state(stops=[5]), state(template="\ud800")],
     "stored": [lambda: ne.stored(np.ones((2, 2), np.float32), "f8")],
-    "compile_kernels": [lambda: ne.compile_kernels("f8")],
+    "compile_kernels": [lambda: compile_kernels("f8")],
     "need_data": [lambda path=path: ne.need_data(path, "a.bin")
                   for path in ("", "no such file", "/dev/null")],
     "need_prompt_first": [lambda: ne.need_prompt_first(__file__, "no such file")],

@@ -13,6 +13,7 @@ from helpers import (STARTED, TINY, nanoeuler, needs, ok, outcome, put_together,
                      refused, run, take_apart, told)
 
 import nanoeuler as ne
+from nanoeuler_parts.kernels import compile_kernels
 from nanoeuler_parts.tuning.dpo import DpoOptions, DpoRun
 from nanoeuler_parts.tuning.examples import held_out, prompt_of
 
@@ -268,7 +269,7 @@ def test_default_data(base, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(copy_of(base, tmp_path))
     program = tmp_path / "program"
     (program / "data").mkdir(parents=True)
-    ne.compile_kernels()
+    compile_kernels()
     monkeypatch.setattr(ne, "__file__", str(program / "nanoeuler.py"))
     start = ("dpo", "nanoeuler.bin", "--steps", 1, "--force", *RUN[-4:-2])
     refused(capsys, *start, words=["data/preferences_sample.jsonl", "--data"])

@@ -249,7 +249,7 @@ def test_what_can_be_refused_is_before_anything_is_compiled(flags, word, elsewhe
     for name, content in (("empty.txt", b""), ("zero.txt", b"abc\0"), ("short.txt", b"ab")):
         (elsewhere / name).write_bytes(content)
     before = sorted(os.listdir())
-    monkeypatch.setattr(ne, "fill_cache", never)
+    monkeypatch.setattr("nanoeuler_parts.machine.kernels.fill_cache", never)
     assert ne.main(["train", "--vocab-size", "259", *map(str, flags)]) == 2
     said = capsys.readouterr()
     assert said.out == "" and len(said.err.splitlines()) == 1 and word in said.err, said
@@ -268,7 +268,7 @@ def test_a_setting_is_printed_as_the_user_types_it(name, value, typed):
 
 def test_an_example_file_is_read_before_anything_is_compiled(copy, monkeypatch, capsys):
     monkeypatch.chdir(copy)
-    monkeypatch.setattr(ne, "fill_cache", never)
+    monkeypatch.setattr("nanoeuler_parts.machine.kernels.fill_cache", never)
     (copy / "bad.json").write_text("nonsense", encoding="utf-8")
     for data, word in (("bad.json", "JSON"), ("none.json", "No such file")):
         assert ne.main(["sft", "--data", data]) == 2
@@ -308,7 +308,8 @@ def test_how_a_verb_ends(error, code, line, monkeypatch, capsys):
 
 def test_compile_is_told_for_which_runs(capsys, monkeypatch):
     asked = []
-    monkeypatch.setattr(ne, "fill_cache", lambda parts: asked.append(list(parts)[0]))
+    monkeypatch.setattr("nanoeuler_parts.machine.kernels.fill_cache",
+                        lambda parts: asked.append(list(parts)[0]))
     for dtype in "f32", "bf16":
         assert ne.main(["compile", "--dtype", dtype]) == 0
     assert asked == ["compile_gradient('f32')", "compile_gradient('bf16')"]
@@ -318,7 +319,8 @@ def test_compile_is_told_for_which_runs(capsys, monkeypatch):
 
 def test_threads_are_as_many_as_asked_for(capsys, monkeypatch):
     most, counts = config.NUMBA_NUM_THREADS, []
-    monkeypatch.setattr(ne, "compile_kernels", lambda dtype: counts.append(get_num_threads()))
+    monkeypatch.setattr("nanoeuler_parts.kernels.compile_kernels",
+                        lambda dtype: counts.append(get_num_threads()))
     monkeypatch.setattr("nanoeuler_parts.machine.threads.physical_cores", lambda: most)
     for flags in (["--threads", "1"], []):
         set_num_threads(most)

@@ -548,7 +548,7 @@ def test_an_output_is_checked_before_the_work(verb, out, text, trained, elsewher
     os.mkdir("folder.bin")
     if verb == "a folder" and out in ("folder.bin", "none/a.bin", LONG):
         return                               # it accepts these
-    monkeypatch.setattr(ne, "fill_cache", never)
+    monkeypatch.setattr("nanoeuler_parts.machine.kernels.fill_cache", never)
     before = sorted(os.listdir())
     refused(capsys, *WRITERS[verb](out), words=[out])
     assert sorted(os.listdir()) == before

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from helpers import never
 
-import nanoeuler as ne
+from nanoeuler_parts.kernels import DECODING, gradient_kernels, training_kernels
 from nanoeuler_parts.machine import kernels
-from nanoeuler_parts.machine.kernels import COMPILED, KERNELS, Progress, wait_for
 from nanoeuler_parts.machine.cpu import DTYPE
+from nanoeuler_parts.machine.kernels import COMPILED, KERNELS, Progress, wait_for
 from nanoeuler_parts.tools import ahead
 from nanoeuler_parts.tools.terminal import Terminal
 
@@ -82,8 +82,8 @@ def test_each_kernel_of_a_process_is_counted(capfd):
 
 
 def test_every_call_has_its_number():
-    parts = {**ne.training_kernels("f32"), **ne.training_kernels("bf16"), **ne.DECODING,
-             **ne.gradient_kernels("f64")}
+    parts = {**training_kernels("f32"), **training_kernels("bf16"), **DECODING,
+             **gradient_kernels("f64")}
     assert parts.keys() == KERNELS.keys() and min(KERNELS.values()) > 20
 
 
@@ -175,8 +175,8 @@ def test_calls_are_compiled_in_turn_until_one_fails(fails, monkeypatch):
         return process_that(f"sys.exit('No space left on device' if {fails} else 0)")
 
     calls = [*ahead.kernels_ahead()]
-    assert calls == [*ne.training_kernels(DTYPE), *{"compile_gradient('f32')"} - {
-        *ne.training_kernels(DTYPE)}]
+    assert calls == [*training_kernels(DTYPE), *{"compile_gradient('f32')"} - {
+        *training_kernels(DTYPE)}]
     monkeypatch.setattr(ahead, "missing_calls", lambda parts: [
         call for call in parts if call != calls[-1]])    # a verb has compiled it meanwhile
     monkeypatch.setattr(ahead, "in_another_process", compiles)

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 import bpe
 import nanoeuler as ne
 from nanoeuler_parts.files.texts import encode_cut
+from nanoeuler_parts.kernels import compile_kernels
+from nanoeuler_parts.machine.cpu import DTYPE
 from nanoeuler_parts.tuning.examples import held_out as is_held_out
 from nanoeuler_parts.tuning.examples import PROMPT_INPUT, prompt_of, read_examples
 from nanoeuler_parts.tuning.sft import MOST_A_ROW, SftOptions, SftRun
-from nanoeuler_parts.machine.cpu import DTYPE
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
@@ -546,7 +547,7 @@ def test_default_data(base, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(copy_of(base, tmp_path))
     program = tmp_path / "program"
     (program / "data").mkdir(parents=True)
-    ne.compile_kernels()
+    compile_kernels()
     monkeypatch.setattr(ne, "__file__", str(program / "nanoeuler.py"))
     start = ("sft", "--steps", 1, "--force", *FLAGS[:4])
     refused(capsys, *start, words=["data/instructions.json", "--data"])

@@ -21,11 +21,10 @@ from numba import complex64, float32
 from numba.core import caching
 
 import nanoeuler as ne
+from nanoeuler_parts.kernels import training_kernels
 from nanoeuler_parts.machine.cpu import cpu_features, DTYPE
 from nanoeuler_parts.machine.kernels import Compiled, in_cache, wait_for
-from nanoeuler_parts.machine.threads import (
-    cpu_quota, most_memory, most_threads, physical_cores,
-)
+from nanoeuler_parts.machine.threads import cpu_quota, most_memory, most_threads, physical_cores
 from nanoeuler_parts.tuning.examples import prompt_of
 
 pytestmark = pytest.mark.cli
@@ -190,7 +189,7 @@ def test_no_verb_compiles_without_a_word(args, copy, monkeypatch, capsys):
         raise ne.UserError("the kernels would be compiled here")
 
     monkeypatch.chdir(copy)
-    monkeypatch.setattr(ne, "fill_cache", announce)
+    monkeypatch.setattr("nanoeuler_parts.machine.kernels.fill_cache", announce)
     refused(capsys, *args, words=["would be compiled here"])
 
 
@@ -198,7 +197,7 @@ def test_a_gpu_compiles_no_kernel_of_the_cpu(copy, monkeypatch):
     class Engine(ne.Decoder):
         ready = staticmethod(lambda: None)
 
-    monkeypatch.setattr(ne, "fill_cache", never)
+    monkeypatch.setattr("nanoeuler_parts.machine.kernels.fill_cache", never)
     ne.generate_text("To", str(copy / "nanoeuler.bin"), decoder=Engine, tokens=1)
 
 
@@ -292,7 +291,7 @@ def test_a_process_that_imports_us_first_keeps_the_level_of_numba(tmp_path):
 
 def test_kernels_of_other_types_are_not_taken_for_ours(compiled):
     """check.py may leave those of float64."""
-    parts = ne.training_kernels(DTYPE).values()
+    parts = training_kernels(DTYPE).values()
     assert all(in_cache(*entry) for part in parts for entry in part)
     for kernel, argument in ((ne.run_batch, "w.qkv"), (ne.decode_step, "p.wte")):
         assert not in_cache(kernel, argument, complex64)
@@ -341,7 +340,7 @@ def children(pid):
 def compiles(pid):
     """Has a child become Python, which imports and compiles?"""
     with contextlib.suppress(OSError):
-        return b"; nanoeuler.compile_" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"; kernels.compile_" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

@@ -15,6 +15,7 @@ import bpe
 import nanoeuler as ne
 from nanoeuler_parts.files.safetensors import map_tensors, TOKEN_KINDS, write_tensors
 from nanoeuler_parts.files.texts import excerpt, read_text, split_text, tokenize
+from nanoeuler_parts.kernels import compile_kernels
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
@@ -288,7 +289,7 @@ def test_no_default_text_at_all(elsewhere, capsys, monkeypatch):
 def test_the_text_that_ships_is_found_from_anywhere(text, tmp_path, capsys, monkeypatch):
     """Beside the program if the folder has none; what is stored is its name: it can be resumed
     from any folder, and when program and text have moved together."""
-    ne.compile_kernels()
+    compile_kernels()
     home, moved, here = (tmp_path / name for name in ("home", "moved", "here"))
     (home / "data").mkdir(parents=True)
     here.mkdir()

@@ -111,13 +111,13 @@ def folder_of_program():
     return os.path.dirname(os.path.abspath(sys.modules["nanoeuler"].__file__))
 
 def in_another_process(call):
-    """Starts a process that calls a function of nanoeuler.py, for example "compile_decoding()".
+    """Starts a process that calls a function of kernels.py, for example "compile_decoding()".
     Its standard input is empty.  Its stderr is a pipe, to which it writes COMPILED after each
     kernel, and its errors."""
     here = folder_of_program()
     code = (f"import sys; sys.path.insert(0, {here!r}); import nanoeuler; "
-            f"from nanoeuler_parts.machine import kernels; kernels.report_kernels(); "
-            f"nanoeuler.{call}")
+            f"from nanoeuler_parts.machine.kernels import report_kernels; report_kernels(); "
+            f"from nanoeuler_parts import kernels; kernels.{call}")
     return subprocess.Popen([sys.executable, "-c", code], cwd=here, stdin=subprocess.DEVNULL,
                             stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
 

@@ -10,6 +10,7 @@ import sys
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.kernels import gradient_kernels, training_kernels
 from nanoeuler_parts.machine.kernels import (
     folder_of_program, in_another_process, missing_calls, wait_for,
 )
@@ -17,7 +18,7 @@ from nanoeuler_parts.machine.kernels import (
 def kernels_ahead():
     """The kernels of `train`, `sft`, `dpo` and `serve`, and those of `lens`, `eval` and the
     trajectory of the server's page, which compute in float32"""
-    return {**ne.training_kernels(ne.DTYPE), **ne.gradient_kernels("f32")}
+    return {**training_kernels(ne.DTYPE), **gradient_kernels("f32")}
 
 def compile_ahead():
     """Starts a process that calls `compile_in_turn`, with the lowest priority.  It survives this
