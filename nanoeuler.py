@@ -1500,8 +1500,6 @@ def plain_main(argv=None):
 # What Parts II and III import.  Without the folder nanoeuler_parts, some names must exist, although
 # nothing here is called.
 import contextlib
-import difflib
-import importlib.util
 import runpy
 import shlex
 import signal
@@ -1525,7 +1523,7 @@ if nanoeuler_parts:
         DTYPES, map_tensors, need_finite, need_whole, note_large, read_meta, release_pages,
         write_tensors,
     )
-    from nanoeuler_parts.files.settings import digits_of, flag_of, SettingError, type_of
+    from nanoeuler_parts.files.settings import digits_of, flag_of, type_of
     from nanoeuler_parts.files.sinks import Sinks
     from nanoeuler_parts.files.writing import need_writable, output_may_fail, WriteError
     from nanoeuler_parts.machine.counters import counters, fetch_add, next_below, seen, wait_until
@@ -1536,7 +1534,7 @@ if nanoeuler_parts:
     from nanoeuler_parts.machine.numbers import (
         from_bf16, narrowed, narrowed_transpose, pack, panel_entry, panel_rows, quantized, to_bf16,
     )
-    from nanoeuler_parts.machine.threads import fewer_threads, most_memory, use_threads
+    from nanoeuler_parts.machine.threads import fewer_threads, most_memory
     from nanoeuler_parts.machine.tile import rows_tile, tile
 else:
     MR, DTYPE, HAS_BF16, QUADS = 8, "f32", False, False
@@ -5928,91 +5926,6 @@ def flag(f, default):
     return arg(name, type=type_of(f), default=argparse.SUPPRESS,
                help=f"{text} (default: {default})", **several)
 
-# (argparse's error, as Python 3.11 to 3.14 word it; the text that replaces it)
-PLAIN_ERRORS = [
-    (r"\Aargument (\S+): invalid int value: (.*)", r"\1: expected a whole number, found \2"),
-    (r"\Aargument (\S+): invalid float value: (.*)", r"\1: expected a number, found \2"),
-    (r"\Aargument (\S+): invalid choice: (.*) \(choose from (.*)\)",
-     r"\1: expected one of \3, found \2"),
-    (r"\Aargument (\S+): expected one argument", r"\1: expected a value, found none"),
-    (r"\Aargument (\S+): ignored explicit argument (.*)", r"\1: expected no value, found \2"),
-    (r"\Aargument (\S+): ", r"\1: "),
-    (r"\Athe following arguments are required: (.*)", r"missing required arguments: \1"),
-    (r"\Aunrecognized arguments: (.*)", r"expected no more arguments, found \1"),
-    (r"\Aambiguous option: (\S+) could match (.*)", r"\1 may mean \2; write it in full")]
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are UserErrors of one line, as everywhere in this program"""
-    flags = ("--help",)                      # all flags of the verb
-
-    def error(self, message):
-        said = message
-        for pattern, plain in PLAIN_ERRORS:
-            said = re.sub(f"(?s){pattern}", plain, said, count=1)
-        if message.startswith("argument preset: invalid choice"):
-            [found] = re.findall(r"invalid choice: '(.*?)' \(", message) or [""]
-            said += "; name a text file with --data"
-            if os.path.exists(found):
-                said = f"{found} is a file; did you mean --data {shlex.quote(found)}?"
-        raise UserError(f"{said}; see {self.prog} --help")
-
-    def need_flags(self, argv):
-        """Reports the first unknown flag.  argparse would report the word after the flag instead,
-        because it takes that word for a positional argument."""
-        for word in argv:
-            if word == "--":                 # no word after it is a flag
-                break
-            name, _, value = word.partition("=")
-            if not name.startswith("--") or " " in word:
-                continue
-            if value == "--":                # argparse removes it, and then finds no value
-                self.error(f"{name}: expected a value, found --")
-            if not any(flag.startswith(name) for flag in self.flags):    # a prefix will do
-                near = difflib.get_close_matches(name, self.flags, n=1, cutoff=0.7)
-                self.error(f"unknown flag {name}" + "".join(f" (did you mean {x}?)" for x in near))
-
-def add_arguments(parser, call, *args, settings=(), shape=()):
-    """Declares a verb, and returns its parser.  The verb calls `call` with its arguments and with
-    the flags that are given.  settings: fields of a run; one without a help text gets no flag.
-    shape: fields of Config"""
-    parser.set_defaults(call=call)
-    flags = [flag(f, f.default) for f in settings if f.metadata["help"]]
-    flags += [flag(f, "of the model") for f in shape]
-    for names, options in (*args, THREADS, *flags):
-        names = parser.add_argument(*names, **options).option_strings
-        parser.flags = *parser.flags, *(name for name in names if name.startswith("--"))
-    return parser
-
-def add_verbs(parsers, verbs, chosen):
-    """Adds rows of VERBS to argparse's list of parsers.  Only the modules of the verbs in `chosen`
-    are imported.  A module's function NAME_verb(add) declares the arguments of the verb NAME: it
-    calls `add`, which is `add_arguments` with the parser."""
-    for name, module, text in verbs:
-        parser = parsers.add_parser(name, help=text, description=text,
-                                    formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        if name in chosen:
-            declare = getattr(importlib.import_module(module), f"{name}_verb")
-            declare(partial(add_arguments, parser))
-
-def parse(verbs, text, argv):
-    """{name: value} of the command line: the verb's function as `call`, and its arguments"""
-    argv = argv or ["--help"]
-    root = Parser(description=text)
-    root.add_argument("--version", action="version", version=f"nanoeuler {__version__}")
-    parsers = root.add_subparsers(required=True, metavar="VERB")
-    add_verbs(parsers, verbs, chosen=argv[:1])
-    verb = parsers.choices.get(argv[0])
-    near = difflib.get_close_matches(argv[0], parsers.choices, n=1, cutoff=0.7)
-    if not verb and any(argv[0] == name for name, *_ in VERBS):      # asked of nanoeuler_cuda.py
-        root.error(f"{argv[0]} is a verb of nanoeuler.py")
-    if near and not verb:
-        root.error(f"unknown verb {argv[0]} (did you mean {near[0]}?)")
-    if verb:
-        verb.need_flags(argv[1:])
-    if verb and "--" not in argv:
-        return vars(verb.parse_intermixed_args(argv[1:]))        # files may follow flags
-    return vars(root.parse_args(argv))       # it takes no word after -- for a flag
-
 def typed(program):
     """The command that starts `program` of this folder, in the form that the user typed: pip's
     command, or python with the path of the file"""
@@ -6023,78 +5936,7 @@ def typed(program):
     ours = started in ("nanoeuler.py", "nanoeuler_cuda.py")
     return f"python {shlex.quote(os.path.join(folder, program) if ours else program)}"
 
-# Optional packages and their versions, as in pyproject.toml: {module: argument of pip install}
-PACKAGES = {"gguf": "gguf>=0.19,<0.20", "huggingface_hub": "huggingface_hub>=2.4,<3",
-            "pyarrow": "pyarrow>=22", "jinja2": "jinja2>=3.1.6,<4",
-            "markdown_it": "markdown-it-py>=3,<5", "starlette": "starlette>=1,<2",
-            "uvicorn": "uvicorn>=0.38,<1", "tensorboardX": "tensorboardX>=2.6",
-            "wandb": "wandb>=0.19"}
-
-def problem(e):
-    """The cause of an error and its remedy, in one line.  Settings are named as flags."""
-    if isinstance(e, SettingError):
-        return e.message(flag_of)
-    if isinstance(e, ModuleNotFoundError):   # an optional package
-        package = PACKAGES.get(e.name, e.name)
-        return f"the package {e.name} is not installed; run: pip install '{package}'"
-    if isinstance(e, MemoryError):
-        return (f"out of memory ({e}); use --micro-batch 1 to train, or a smaller --seq-len, or "
-                f"--weights int8 to generate")
-    if isinstance(e, OSError):
-        return f"{e.filename or 'a file'}: {e.strerror or e}; check the path and the disk"
-    return str(e)
-
-def run_verb(verbs, text, argv=None):
-    """Runs the verb that argv names, from these rows of VERBS, and returns the exit code.
-    0: success, or a run was stopped and saved.  1: a self-test failed.  2: an error that the user
-    can fix, printed in one line.  130: Ctrl-C, with nothing to save."""
-    for stream in sys.stdin, sys.stdout, sys.stderr:     # a terminal may support only ASCII
-        with contextlib.suppress(AttributeError):        # None, or a notebook's
-            stream.reconfigure(errors="replace")
-    try:
-        need(not numba.config.DISABLE_JIT, "NUMBA_DISABLE_JIT is set, but this program needs "
-             "Numba's compiler; unset it")
-        chosen = parse(verbs, text, sys.argv[1:] if argv is None else argv)
-        call = chosen.pop("call")
-        use_threads(chosen.pop("threads"))
-        return call(**chosen) or 0
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:                  # the reader of the output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (UserError, ModuleNotFoundError, MemoryError, OSError) as e:
-        print(f"nanoeuler: {printable(problem(e))}", file=sys.stderr)
-        return 2
-
 SHAPE = [f for f in fields(Config) if f.metadata["help"]]
-
-# Name, the module that declares its arguments (`add_verbs`), help
-VERBS = [
-    ("train", "nanoeuler", "pretrain a model on a text; writes a checkpoint and a log"),
-    ("sft", "nanoeuler_parts.tuning.sft",
-     "supervised fine-tuning: train a checkpoint to answer questions"),
-    ("dpo", "nanoeuler_parts.tuning.dpo",
-     "direct preference optimization: train a chat checkpoint on preferred answers"),
-    ("chat", "nanoeuler", "talk to a model in the terminal; a base model continues the text"),
-    ("generate", "nanoeuler", "continue or answer one prompt, or a file of prompts"),
-    ("lens", "nanoeuler_parts.tools.lens",
-     "show how each Euler step changes the prediction of the token after a prompt"),
-    ("eval", "nanoeuler_parts.tools.evaluation",
-     "measure a model: perplexity and bits per byte of texts, accuracy on questions"),
-    ("serve", "nanoeuler_parts.serve.verb",
-     "serve models over HTTP: web pages and an OpenAI-compatible API"),
-    ("plot", "nanoeuler_parts.tools.plot", "plot the loss curves of training logs"),
-    ("list", "nanoeuler_parts.tools.listing", "list the models in a folder, the newest first"),
-    ("info", "nanoeuler_parts.tools.info", "print the contents of a checkpoint"),
-    ("quantize", "nanoeuler_parts.interchange.quantize",
-     "write a checkpoint with int8 matrices, a quarter of its size"),
-    ("export", "nanoeuler_parts.interchange.exporting",
-     "convert a checkpoint to a Hugging Face directory or a GGUF file for llama.cpp"),
-    ("import", "nanoeuler_parts.interchange.importing",
-     "convert a Llama model from Hugging Face or a GGUF file to a checkpoint"),
-    ("compile", "nanoeuler_parts.kernels",
-     "compile the kernels for training and chat into Numba's cache")]
 
 INIT = arg("--init", dest="file", type=model_name, default=argparse.SUPPRESS,
            help=f"checkpoint whose weights the run starts from, with its shape and its tokenizer; "
@@ -6126,6 +5968,7 @@ def generate_verb(add):
 def main(argv=None):
     if not nanoeuler_parts:
         return plain_main(argv)
+    from nanoeuler_parts.cli import run_verb, VERBS
     return run_verb(VERBS, "Train, fine-tune and run a GPT from scratch on a CPU", argv)
 
 def main_on_gpu():

@@ -2760,11 +2760,12 @@ def gradient_check(preset="base", batch=1):
 # ==== 13 Command line ====
 # nanoeuler_parts/tools/on_gpu.py declares the verbs and their flags.
 def main(argv=None):
+    from nanoeuler_parts.cli import run_verb
     from nanoeuler_parts.tools.on_gpu import LONG, TITLE, VERBS
     take_own_gpu()
     verb, *others = (sys.argv[1:] if argv is None else argv) or ["test"]
     try:
-        return ne.run_verb(VERBS, TITLE, [LONG.get(verb, verb), *others])
+        return run_verb(VERBS, TITLE, [LONG.get(verb, verb), *others])
     except CudaAPIError as e:
         print(f"nanoeuler: error of the GPU: {' '.join(str(e).split())}; to check the machine: "
               f"{HERE} doctor", file=sys.stderr)

@@ -13,6 +13,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+from nanoeuler_parts.cli import add_verbs, Parser
 
 PAGE = ROOT / "docs" / "reference.md"
 MACHINE = "depends on the machine"
@@ -29,9 +30,8 @@ error that the user can correct, 130 interrupted with nothing to save.
 
 def verbs_of(module):
     """{name of a verb: its parser}, of the module with the table VERBS of a program"""
-    import nanoeuler
-    parsers = nanoeuler.Parser().add_subparsers()
-    nanoeuler.add_verbs(parsers, module.VERBS, chosen=[name for name, *_ in module.VERBS])
+    parsers = Parser().add_subparsers()
+    add_verbs(parsers, module.VERBS, chosen=[name for name, *_ in module.VERBS])
     return parsers.choices
 
 
@@ -98,7 +98,7 @@ def section(program, verb, parser):
 def page():
     """The text of docs/reference.md"""
     lines = START.splitlines() + [""]
-    for name, module in (("nanoeuler", "nanoeuler"),
+    for name, module in (("nanoeuler", "nanoeuler_parts.cli"),
                          ("nanoeuler_cuda", "nanoeuler_parts.tools.on_gpu")):
         lines += [f"## {name}.py", ""]
         for verb, parser in verbs_of(importlib.import_module(module)).items():

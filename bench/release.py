@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import nanoeuler as ne
+from nanoeuler_parts.files.errors import problem
 from nanoeuler_parts.interchange.exporting import export
 
 SUMS = "SHA256SUMS"
@@ -70,7 +71,7 @@ def main(argv=None):
         made = make(args.model, args.card or args.model.with_name("MODEL.md"), args.out,
                     args.name or args.model.stem)
     except (ne.UserError, ModuleNotFoundError, OSError) as e:
-        sys.exit(f"release: {ne.problem(e)}")
+        sys.exit(f"release: {problem(e)}")
     for path in made:
         print(f"{os.path.getsize(args.out / path):>12,}  {args.out / path}")
 

@@ -23,6 +23,7 @@ from servers import post, serving
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts import cli
 from nanoeuler_parts.gpu import doctor, launches
 from nanoeuler_parts.tools import on_gpu
 from nanoeuler_parts.tuning.sft import SftRun
@@ -455,7 +456,7 @@ def test_verbs_have_long_names(capsys):
     """Those of nanoeuler.py, and two of its own"""
     names = {name for name, *_ in on_gpu.VERBS}
     assert {*on_gpu.LONG.values()} <= names and not names & {*on_gpu.LONG}
-    assert {*on_gpu.LONG} - {name for name, *_ in ne.VERBS} == {"check", "resume"}
+    assert {*on_gpu.LONG} - {name for name, *_ in cli.VERBS} == {"check", "resume"}
     for long, short in on_gpu.LONG.items():
         said = []
         for name in long, short:

@@ -11,10 +11,11 @@ from helpers import FAST, ROOT, TINY, nanoeuler, never, ok, random_flat, refused
 from numba import config, get_num_threads, set_num_threads
 
 import nanoeuler as ne
+from nanoeuler_parts.cli import add_verbs, Parser, VERBS
+from nanoeuler_parts.machine.threads import use_threads
 from nanoeuler_parts.tools.evaluation import EvalOptions
 from nanoeuler_parts.tuning.dpo import DpoOptions
 from nanoeuler_parts.tuning.sft import SftOptions
-from nanoeuler_parts.machine.threads import use_threads
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 
@@ -332,8 +333,8 @@ def test_threads_are_as_many_as_asked_for(capsys, monkeypatch):
 
 def test_a_help_text_names_only_flags_of_its_verb():
     """Of this verb, or of none: "0: by --epochs" is no help to a verb that has no --epochs."""
-    named, parsers = {}, ne.Parser().add_subparsers()
-    ne.add_verbs(parsers, ne.VERBS, chosen=[name for name, *_ in ne.VERBS])
+    named, parsers = {}, Parser().add_subparsers()
+    add_verbs(parsers, VERBS, chosen=[name for name, *_ in VERBS])
     for name, parser in parsers.choices.items():
         helps = " ".join(str(action.help) for action in parser._actions)
         named[name] = {*re.findall(r"--[a-z][a-z-]*", helps)}

@@ -208,6 +208,7 @@ def test_nanoeuler_reaches_higher_parts_in_few_functions():
     assert imports_in_functions(path) == {
         ("Model", "nanoeuler_parts.kernels"),
         ("Decoder", "nanoeuler_parts.kernels"),
+        ("main", "nanoeuler_parts.cli"),
         ("chat", "nanoeuler_parts.tools.ahead"),
         ("chat", "nanoeuler_parts.tools.terminal"),
         ("chat_ids", "nanoeuler_parts.interchange.templates"),
@@ -251,10 +252,11 @@ LOADED = """
 import json, sys
 sys.path.insert(0, {root!r})
 import nanoeuler as ne
+from nanoeuler_parts import cli
 higher, before, found = {higher!r}, set(sys.modules), {{}}
-for name, *_ in ne.VERBS:
+for name, *_ in cli.VERBS:
     try:
-        ne.parse(ne.VERBS, "", [name, "--help"])
+        cli.parse(cli.VERBS, "", [name, "--help"])
     except SystemExit:
         pass
     new = [x for x in sys.modules if x.startswith(higher) and x.count(".") > 1]

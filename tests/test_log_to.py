@@ -12,6 +12,7 @@ from helpers import FAST, needs, never, refused, run
 
 import nanoeuler as ne
 from nanoeuler_parts.files import sinks
+from nanoeuler_parts.files.errors import PACKAGES
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.files.sinks import curves_of
 from nanoeuler_parts.tuning.dpo import DpoOptions
@@ -78,7 +79,7 @@ def test_a_missing_package_is_reported_before_anything_is_compiled(service, pack
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setattr(ne.Model, "ready", never)
     refused(capsys, "train", "--data", text, *FAST, "--log-to", service,
-            words=[f"the package {package} is not installed", "pip install", ne.PACKAGES[package]])
+            words=[f"the package {package} is not installed", "pip install", PACKAGES[package]])
     assert os.listdir() == []
 
 

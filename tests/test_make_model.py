@@ -12,6 +12,7 @@ from helpers import ROOT, TEXT, after_each_step, run, told
 from servers import until
 
 import nanoeuler as ne
+from nanoeuler_parts.cli import parse, VERBS
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 SMALL = ("--n-layer 1 --n-embd 32 --n-head 2 --n-kv-head 1 --head-dim 16 --n-hidden 48 --seq-len 96"
@@ -159,12 +160,12 @@ def test_the_flags_of_the_recipe_are_flags_of_both_programs(monkeypatch):
     for name, stage in make_model.STAGES.items():
         begins_with = ["a.bin"] if stage.begins_with else []
         argv = [*begins_with, "--data", "x", "--seed", "1", *make_model.RECIPE[name], "--out", "y"]
-        chosen = ne.parse(ne.VERBS, "", [stage.verb, *argv])
+        chosen = parse(VERBS, "", [stage.verb, *argv])
         assert chosen["out"] == "y" and chosen["resume"] is False
         pytest.importorskip("numba_cuda", reason="numba-cuda comes with the extra cuda")
         from nanoeuler_parts.tools import on_gpu
-        assert ne.parse(on_gpu.VERBS, "", [stage.gpu_verb, *argv])["out"] == "y"
-    chosen = ne.parse(ne.VERBS, "", ["train", *make_model.RECIPE["pretrain"]])
+        assert parse(on_gpu.VERBS, "", [stage.gpu_verb, *argv])["out"] == "y"
+    chosen = parse(VERBS, "", ["train", *make_model.RECIPE["pretrain"]])
     cfg = ne.replace(ne.PRESETS["small"], **{
         name: x for name, x in chosen.items() if hasattr(ne.PRESETS["small"], name)})
     n = ne.n_params(cfg.check())

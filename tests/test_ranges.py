@@ -10,6 +10,7 @@ import pytest
 from helpers import modules
 
 import nanoeuler as ne
+from nanoeuler_parts.cli import add_verbs, Parser, VERBS
 from nanoeuler_parts.machine import threads
 from nanoeuler_parts.serve import ollama, protocol, responses
 
@@ -79,8 +80,8 @@ def test_a_setting_has_its_type(cls):
 
 def test_each_number_among_the_flags_is_a_setting():
     """So that the tests above try the limits of all flags. The threads are a case of their own."""
-    parsers = ne.Parser().add_subparsers()
-    ne.add_verbs(parsers, ne.VERBS, chosen=[name for name, *_ in ne.VERBS])
+    parsers = Parser().add_subparsers()
+    add_verbs(parsers, VERBS, chosen=[name for name, *_ in VERBS])
     names = {f.name for _, f in FIELDS} | {"threads"}
     numbers = {(verb, action.dest) for verb, parser in parsers.choices.items()
                for action in parser._actions if action.type in (int, float)}

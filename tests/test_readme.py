@@ -4,8 +4,9 @@ import shlex
 
 import pytest
 
-import nanoeuler as ne
 from helpers import ROOT, needs
+from nanoeuler_parts.cli import parse, VERBS
+from nanoeuler_parts.files.errors import PACKAGES
 
 pytestmark = pytest.mark.cli
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "data/README.md",
@@ -27,11 +28,11 @@ def test_every_command_is_understood(path):
         if words[0] == "make":
             assert set(word for word in words[1:] if "=" not in word) <= {*targets}, words
         elif words[:2] == ["python", "nanoeuler.py"]:
-            assert callable(ne.parse(ne.VERBS, "", words[2:])["call"]), words
+            assert callable(parse(VERBS, "", words[2:])["call"]), words
         elif words[:2] == ["python", "nanoeuler_cuda.py"]:
             needs("numba_cuda")
             from nanoeuler_parts.tools import on_gpu
-            assert callable(ne.parse(on_gpu.VERBS, "", words[2:] or ["test"])["call"]), words
+            assert callable(parse(on_gpu.VERBS, "", words[2:] or ["test"])["call"]), words
         elif words[0] == "curl":             # which tests/test_serve.py sends
             assert path.name == "serving.md"
         else:
@@ -66,7 +67,7 @@ def verbs_in(paths):
 
 def test_each_verb_has_an_example_in_a_guide():
     guides = [path for path in PAGES if path.parent in (ROOT, ROOT / "docs")]
-    assert {name for name, *_ in ne.VERBS} <= verbs_in(guides)
+    assert {name for name, *_ in VERBS} <= verbs_in(guides)
 
 
 def test_the_reference_is_what_the_programs_declare():
@@ -102,7 +103,7 @@ def test_what_pip_is_said_to_install_is_what_the_extras_are():
     import tomllib
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
-    assert {*ne.PACKAGES.values()} <= {package for extra in extras.values() for package in extra}
+    assert {*PACKAGES.values()} <= {package for extra in extras.values() for package in extra}
 
 
 @pages

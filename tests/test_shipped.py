@@ -10,8 +10,9 @@ from models import write
 
 import bpe
 import nanoeuler as ne
-from nanoeuler_parts.tools.terminal import Terminal
+from nanoeuler_parts.files.errors import PACKAGES
 from nanoeuler_parts.files.safetensors import write_tensors
+from nanoeuler_parts.tools.terminal import Terminal
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 VERBS = [("generate", "to be", "--tokens", 3), ("lens", "to be"), ("chat", "--tokens", 3),
@@ -169,7 +170,7 @@ def test_the_server_names_all_packages_that_are_missing(box, monkeypatch, capsys
     for name in "starlette", "uvicorn":
         monkeypatch.setitem(sys.modules, name, None)
     line = refused(capsys, "serve", words=["serve needs starlette and uvicorn", "'.[serve]'"])
-    assert ne.PACKAGES["starlette"] in line and ne.PACKAGES["uvicorn"] in line
+    assert PACKAGES["starlette"] in line and PACKAGES["uvicorn"] in line
 
 
 def test_other_verbs_do_not(box, capsys):

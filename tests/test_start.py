@@ -21,6 +21,7 @@ from numba import complex64, float32
 from numba.core import caching
 
 import nanoeuler as ne
+from nanoeuler_parts import cli
 from nanoeuler_parts.kernels import training_kernels
 from nanoeuler_parts.machine.cpu import cpu_features, DTYPE
 from nanoeuler_parts.machine.kernels import Compiled, in_cache, wait_for
@@ -592,7 +593,7 @@ def test_one_thread_by_the_environment(tmp_path):
 
 def test_verbs_are_those_of_the_docstring_and_have_help(capsys):
     listed = re.findall(r"^    python nanoeuler\.py (\w+) ", ne.__doc__, re.M)
-    assert listed == [name for name, *_ in ne.VERBS]
+    assert listed == [name for name, *_ in cli.VERBS]
     for verb in listed:
         with pytest.raises(SystemExit) as e:
             ne.main([verb, "--help"])

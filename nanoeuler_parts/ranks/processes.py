@@ -20,6 +20,7 @@ from numba.cuda.cudadrv.driver import CudaAPIError
 import nanoeuler as ne
 from bpe import need, UserError
 from nanoeuler_cuda import open_device
+from nanoeuler_parts.files.errors import problem
 from nanoeuler_parts.files.logs import alone
 from nanoeuler_parts.gpu.launches import gpus_here
 from nanoeuler_parts.gpu.place import PLACE
@@ -200,7 +201,7 @@ def launch_ranks(run, flags):
         code = 130
     except (UserError, ModuleNotFoundError, MemoryError, OSError, CudaAPIError) as e:
         code = 2
-        print(f"nanoeuler: {' '.join(ne.problem(e).split())}", file=sys.stderr)
+        print(f"nanoeuler: {' '.join(problem(e).split())}", file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()

@@ -15,13 +15,14 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 import nanoeuler as ne
+from nanoeuler_parts.files import errors
 from nanoeuler_parts.serve import metrics, ollama, responses
 from nanoeuler_parts.serve.connections import WRITE_SECONDS
 from nanoeuler_parts.serve.engine import Busy, ENDING
 from nanoeuler_parts.serve.log import log, log_fault
 from nanoeuler_parts.serve.names import Names
 from nanoeuler_parts.serve.protocol import (
-    Gone, Reader, Refusal, Voice, Writer, encoded, parse, refuse_unless, text,
+    encoded, Gone, parse, Reader, Refusal, refuse_unless, text, Voice, Writer,
 )
 from nanoeuler_parts.serve.tour import Tour
 from nanoeuler_parts.serve.workers import disconnected, until_gone, Worker
@@ -389,7 +390,7 @@ class Server:
         except Exception as e:               # such as the GPU's lack of memory
             if not isinstance(e, ne.UserError | OSError | MemoryError):
                 log_fault()
-            raise Refusal(503, f"the model {model.name} cannot be loaded: {ne.problem(e)}",
+            raise Refusal(503, f"the model {model.name} cannot be loaded: {errors.problem(e)}",
                           code="model_not_loaded") from None
         finally:
             self.loads.discard(task)
@@ -526,8 +527,8 @@ class Server:
         try:
             said = await self.disk.call(request, lambda gone: self.tour_pages.page(name))
         except ModuleNotFoundError as e:
-            raise Refusal(501, f"the tour cannot be shown: {ne.problem(e)}; docs/tour has the same "
-                          f"pages") from None
+            raise Refusal(501, f"the tour cannot be shown: {errors.problem(e)}; docs/tour has the "
+                          f"same pages") from None
         return Response(said, media_type=TYPES[".html"], headers={"cache-control": "no-cache"})
 
     async def moved(self, request):

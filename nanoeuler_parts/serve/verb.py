@@ -8,9 +8,10 @@ import shlex
 import sys
 from dataclasses import dataclass, field, fields
 
-from bpe import need
 import nanoeuler as ne
-from nanoeuler import Decoder, model_path, model_to_use, PACKAGES, setting, Settings
+from bpe import need
+from nanoeuler import Decoder, model_path, model_to_use, setting, Settings
+from nanoeuler_parts.files.errors import PACKAGES
 from nanoeuler_parts.files.safetensors import read_meta
 
 @dataclass

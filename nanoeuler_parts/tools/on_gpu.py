@@ -10,6 +10,7 @@ from functools import partial
 import nanoeuler as ne
 from bpe import note
 from nanoeuler import arg, MODEL, RUN
+from nanoeuler_parts.cli import run_verb
 from nanoeuler_parts.gpu.doctor import links_found, nccl_found, report
 from nanoeuler_parts.gpu.place import PLACE
 from nanoeuler_parts.tuning import dpo, sft
@@ -122,7 +123,7 @@ def training_verb(run):
         return ne.launch(run, nc.Model, **flags)
     return start
 
-# (name, module, help): see `add_verbs` in nanoeuler.py
+# (name, module, help): see `add_verbs` in cli.py
 VERBS = [(name, "nanoeuler_parts.tools.on_gpu", text) for name, text in (
     ("test", "run the self-tests: compare every kernel with the CPU"),
     ("g", "compare the gradient of the whole model with the CPU's (also: check)"),
@@ -221,6 +222,6 @@ def show_help(argv, reason):
     verb, *others = argv
     if verb in ("-h", "--help"):
         print(f"Only the verb doctor can run on this machine: {reason}\n")
-    return ne.run_verb(VERBS, TITLE, [LONG.get(verb, verb), *others])
+    return run_verb(VERBS, TITLE, [LONG.get(verb, verb), *others])
 
 TITLE = "NanoEuler on the GPU.  Without a verb: the self-tests"

@@ -13,9 +13,8 @@ from dataclasses import fields, replace
 from typing import NamedTuple
 
 from bpe import need, note, printable, read_bytes, reading, UserError
-from nanoeuler import (
-    chat_ids, ChatSampling, counted, for_terminal, problem, refuse_overwrite, rng_of,
-)
+from nanoeuler import chat_ids, ChatSampling, counted, for_terminal, refuse_overwrite, rng_of
+from nanoeuler_parts.files.errors import problem
 from nanoeuler_parts.files.settings import digits_of, KINDS, limits_of, SettingError, type_of
 from nanoeuler_parts.files.texts import parse_json
 from nanoeuler_parts.files.writing import replacing

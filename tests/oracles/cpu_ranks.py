@@ -17,12 +17,14 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT)]
 import nanoeuler as ne
-from nanoeuler_parts.ranks import engine, processes, sockets
-from nanoeuler_parts.gpu import place
+from nanoeuler_parts.cli import parse, VERBS
+from nanoeuler_parts.files.errors import problem
 from nanoeuler_parts.files.logs import alone
+from nanoeuler_parts.gpu import place
+from nanoeuler_parts.machine.threads import use_threads
+from nanoeuler_parts.ranks import engine, processes, sockets
 from nanoeuler_parts.tuning.dpo import DpoRun
 from nanoeuler_parts.tuning.sft import SftRun
-from nanoeuler_parts.machine.threads import use_threads
 
 RUNS = {run.verb: run for run in (ne.Run, SftRun, DpoRun)}
 
@@ -113,7 +115,7 @@ def main(rank, size, port, verb, *flags):
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
         sys.stderr = processes.RankErrors(ranks.rank, sys.stderr)
         lock = lambda out: contextlib.nullcontext("")
-    chosen = ne.parse(ne.VERBS, "", [verb, *flags])
+    chosen = parse(VERBS, "", [verb, *flags])
     chosen.pop("call")
     chosen.pop("named", None)                # `train --preset`
     use_threads(chosen.pop("threads"))
@@ -121,7 +123,7 @@ def main(rank, size, port, verb, *flags):
         ne.launch(processes.ranked_run(run, ranks), CpuRanked, lock=lock, **chosen)
         ranks.all("", "the end")
     except (ne.UserError, OSError) as e:
-        print(f"nanoeuler: {ne.problem(e)}", file=sys.stderr, flush=True)
+        print(f"nanoeuler: {problem(e)}", file=sys.stderr, flush=True)
         os._exit(2)
     ranks.close()
     return 0
