@@ -3734,49 +3734,6 @@ class TextBatches(Batches):
         """The number of tokens in rows i to i + B of the run.  Windows have no padding."""
         return B * self.T
 
-# ---- rows of examples
-class Examples(Epochs):
-    """One example per row: question, answer, question, answer, and so on, then padding.  An answer
-    includes the token that ends it.  Attention never crosses rows.  Only tokens of answers are
-    targets, for every head.  The R rows of one question stay together.  `rows` may hold several
-    copies of all rows, one after the other: epoch e reads copy e % copies."""
-
-    def __init__(self, rows, T, P, seed, R=1, copies=1):
-        """rows: each (asked, answered, asked, answered, ...), arrays of at most T + 1 ids in all"""
-        super().__init__(len(rows) // R // copies, T, seed)          # n questions
-        self.P, self.R, self.copies = P, R, copies
-        self.rows = np.full((len(rows), T + P), -1, np.int32)
-        self.answers = self.rows.copy()
-        for i, parts in enumerate(rows):
-            start = 0
-            for part, learned in zip(parts, itertools.cycle((False, True))):
-                end = start + len(part)
-                self.rows[i, start:end] = part
-                if learned:
-                    self.answers[i, start:end] = part
-                start = end
-
-    def batch(self, rows):
-        """tokens (B, T), targets (P, B, T) of these rows, int32; -1 outside of the answers"""
-        return np.maximum(self.rows[rows, :self.T], 0), targets_of(self.answers[rows], self.P)
-
-    def row(self, i):
-        """The index in self.rows of row i of the run."""
-        epoch, prompt, _ = self.entry(i // self.R)
-        copy = epoch % self.copies
-        return self.R * (copy * self.n + prompt) + i % self.R
-
-    def pick(self, i, B):
-        """The indices in self.rows of rows i to i + B of the run."""
-        return [self.row(j) for j in range(i, i + B)]
-
-    def take(self, i, B):
-        """tokens (B, T), targets (P, B, T): rows i to i + B of the run."""
-        return self.batch(self.pick(i, B))
-
-    def n_read(self, i, B):
-        return int((self.rows[self.pick(i, B), :self.T] >= 0).sum())
-
 class Validation(NamedTuple):
     """Held-out data: the arguments of `evaluate` (20) after the model"""
     tokens: np.ndarray         # (n, T) int32, or Windows
@@ -3897,6 +3854,7 @@ class TrainingLoop:
     line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # filled from a log record
     validates_first = False                  # before step 1?  With --init, yes
     R = 1                                    # rows that stay together in a batch; 2 in DPO
+    needs_chat = False                       # should the model answer already?  In DPO, yes
     most_final = 1 << 19                     # held-out tokens of the final validation of a text
 
     def train(self, caught):
@@ -4099,71 +4057,6 @@ class TrainingLoop:
             for written in (p.attn_proj, p.down, p.lm_head):
                 written[:] = 0
         return flat
-
-# ---- fine-tuning
-# Fine-tuning uses the same loop and the same loss.  A row is an example, and only the tokens of its
-# answers are targets: see `Examples` (19).  Section 21 defines how a conversation becomes text.
-def chatml_row(messages, learned_from, tokenizer, encode):
-    """These messages in ChatML, as `chat_ids` encodes them: [asked, answered, asked, ...], ids
-    Assistant messages from index learned_from on are answers, each with the token that ends it.
-    All other messages count as asked."""
-    start, end = (tokenizer.specials[name] for name in CHATML_TOKENS)
-    row, asked = [], []
-    for i, (role, text) in enumerate(messages):
-        if role == "assistant" and i >= learned_from:
-            asked += [start, *encode("assistant\n")]
-            row += [asked, [*encode(text), end]]
-            asked = [*encode("\n")]
-        else:
-            asked += [start, *encode(f"{role}\n{text}"), end, *encode("\n")]
-    return [np.array(part, np.int32) for part in row]    # an unanswered end is left out
-
-# ---- preferences
-def dpo_loss(ce, reference, beta):
-    """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
-    d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
-    pi is the policy, ref the model at step 0;  y is the chosen response, y' the rejected one
-    ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
-    -> measures, means over the n pairs, and d loss / d CE (2n,)
-    accuracy: the share of pairs with m > 0; a tie counts half.  kl: the mean of log ref(y)/pi(y),
-    nats per response.  It would be an unbiased estimate of KL(ref || pi) if ref had sampled y.  As
-    other texts are given, it is only an indication, and may be negative."""
-    with np.errstate(invalid="ignore"):      # for a NaN in ce; `train` then reports the step
-        log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
-        margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
-        slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
-        measures = dict(loss=np.logaddexp(0, -margin).mean(),
-                        accuracy=(np.sign(margin) + 1).mean() / 2,
-                        margin=margin.mean(),
-                        kl=-log_ratio[:, 0].mean())
-    return measures, np.stack((slope, -slope), 1).ravel()
-
-class PreferenceLoop(TrainingLoop):
-    """The training loop on pairs of responses, with `dpo_loss` as its loss."""
-    learned_reference: np.ndarray            # -log ref of each row of the training pairs
-
-    def losses(self, examples, rows):
-        """-log pi of the responses in these rows, (B,), computed one micro-batch at a time."""
-        ce, micro = [], self.state.micro_batch
-        for b in with_progress(range(0, len(rows), micro), "reading pairs"):
-            tokens, targets = examples.batch(rows[b:b + micro])
-            ce.append(self.model.losses(tokens, targets[0]))
-        return np.concatenate(ce)
-
-    def all_losses(self, examples):
-        return self.losses(examples, range(len(examples.rows)))
-
-    def ce_weights(self, tokens, targets):
-        """Runs an extra forward pass, because the weight of a row depends on both responses of its
-        pair.  The option nll adds nll * mean(CE(y) / tokens of y) over the pairs to the loss."""
-        o, learned = self.options, self.data.batches
-        rows = learned.pick(self.state.step * self.B, self.B)
-        ce = self.losses(learned, rows)
-        weight = np.zeros((self.B, len(targets)))        # heads 1.. get no weight
-        measures, weight[:, 0] = dpo_loss(ce, self.learned_reference[rows], o.beta)
-        chosen = slice(None, None, 2)
-        weight[chosen, 0] += 2 * o.nll / self.B / (targets[0, chosen] >= 0).sum(1)
-        return weight, measures
 
 # ==== 21 Conversation ====
 # Tour: docs/tour/10_answers.md
@@ -5710,7 +5603,7 @@ def from_weights(run, file):
     a chat model, `train --init` keeps its kind."""
     start = read_checkpoint(file, moments=False)
     s = start.state
-    if issubclass(run, PreferenceLoop) and s.kind == "base":
+    if run.needs_chat and s.kind == "base":
         note(f"{file} is a base model; run sft first to teach it to answer, because dpo "
              f"only teaches which of two answers is better")
     need(s.eos in start.tokenizer.specials or not run.kind, f"{file} has no token {s.eos} to end a "

@@ -49,6 +49,7 @@ from nanoeuler_parts.tuning.formats import words_of
 from nanoeuler_parts.tuning.sft import SftOptions
 import pipeline
 from common import out_folder
+from nanoeuler_parts.tuning.rows import chatml_row, Examples
 
 EVERYDAY = ROOT / "data" / "everyday.py"     # which makes conversations
 PROMPTS = ROOT / "bench" / "everyday_prompts.jsonl"      # and must not make these
@@ -219,7 +220,7 @@ def rows_of(e, key, c):
     asked, answer = asked_in(e), answered_in(e, key)
     if c.state.template:
         default = ne.default_system(c.state.template, asked)
-        return ne.chatml_row([*default, *asked, *answer], len(default) + len(asked), c.tokenizer,
+        return chatml_row([*default, *asked, *answer], len(default) + len(asked), c.tokenizer,
                              lambda text: c.tokenizer.encode(text.encode()))
     end = np.int32(c.tokenizer.specials[c.state.eos])
     return [c.tokenizer.encode(prompt_of(e)), np.append(c.tokenizer.encode(answer[0][1]), end)]
@@ -234,7 +235,7 @@ def batch_of(examples, key, c):
             rows.append(row)
             size += sum(len(x.encode()) for x in words_of(answered_in(e, key)))
     ne.need(rows, "no held-out example fits into the context")
-    tokens, targets = ne.Examples(rows, T, 1, 1).batch(slice(None))
+    tokens, targets = Examples(rows, T, 1, 1).batch(slice(None))
     return tokens, targets[0], size
 
 

@@ -34,8 +34,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
-from nanoeuler_parts.tuning.examples import held_out, prompt_of, read_examples
 from nanoeuler_parts.tuning.dpo import DpoRun
+from nanoeuler_parts.tuning.examples import held_out, prompt_of, read_examples
+from nanoeuler_parts.tuning.rows import Examples
 from nanoeuler_parts.tuning.sft import SftOptions, SftRun
 
 REPORT = "pipeline.md"                       # git ignores it, and the checkpoints
@@ -129,7 +130,7 @@ def response_nats(model, tokenizer, e, key):
     response = np.append(tokenizer.encode(e[key]), np.int32(tokenizer.specials["</s>"]))
     if len(prompt) + len(response) - 1 > T:
         return None
-    tokens, targets = ne.Examples([(prompt, response)], T, model.cfg.n_mtp, 1).batch([0])
+    tokens, targets = Examples([(prompt, response)], T, model.cfg.n_mtp, 1).batch([0])
     return np.sum(model.losses(tokens, targets[0]))
 
 

@@ -62,6 +62,7 @@ from oracles.torch_peer import Peer, peer_config
 from perturb import perturbed
 from twin_report import compare
 from nanoeuler_parts.kernels import compile_kernels
+from nanoeuler_parts.tuning.rows import Examples
 
 STAGES = {"pretrain": "Run", "sft": "SftRun", "dpo": "DpoRun"}
 ON_CPU = {"pretrain": ne.Run, "sft": SftRun, "dpo": DpoRun}
@@ -129,7 +130,7 @@ def gaps(model, run, examples):
         rows = [(prompt, np.append(run.tokenizer.encode(e[key]), end))
                 for key in ("chosen", "rejected")]
         if max(len(p) + len(r) for p, r in rows) - 1 <= T:
-            tokens, targets = ne.Examples(rows, T, model.cfg.n_mtp, 1, 2).batch([0, 1])
+            tokens, targets = Examples(rows, T, model.cfg.n_mtp, 1, 2).batch([0, 1])
             chosen, rejected = model.losses(tokens, targets[0])
             out.append([e.get("source") == "skill", float(rejected - chosen)])
     return out

@@ -60,6 +60,10 @@ def gradient_kernels(dtype):
     """The kernels of the forward and backward pass in this dtype, a key of PANELS"""
     return {f"compile_gradient({dtype!r})": [Compiled(run_batch, "w.qkv", PANELS[dtype])]}
 
+def compile_passes(dtype):
+    """Compiles the forward and backward pass in this dtype, unless the cache has them."""
+    fill_cache(gradient_kernels(dtype))
+
 def training_kernels(dtype):
     """The kernels of a run in this dtype, and of a chat with its model"""
     return {**gradient_kernels(dtype),

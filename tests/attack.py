@@ -1359,7 +1359,7 @@ def prepared():
     """Kernels are compiled, each warning is a line, and runs are short."""
     threads = numba.get_num_threads()
     compile_kernels()
-    with (mock.patch.object(ne, "fill_cache", lambda needed: None),
+    with (mock.patch("nanoeuler_parts.kernels.fill_cache", lambda needed: None),
           mock.patch.object(ne.Run, "go", go_if_short(ne.Run.go)), warnings.catch_warnings()):
         for category in (RuntimeWarning, UserWarning):   # not once a line of the program
             warnings.simplefilter("always", category)

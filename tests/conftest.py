@@ -27,7 +27,7 @@ from hypothesis import settings
 
 import nanoeuler as ne
 from nanoeuler_parts.kernels import (
-    compile_gradient, compile_kernels, compile_updates, gradient_kernels, training_kernels,
+    compile_gradient, compile_kernels, compile_passes, compile_updates, training_kernels,
 )
 from nanoeuler_parts.machine.cpu import DTYPE
 
@@ -58,7 +58,7 @@ def pytest_configure(config):
     if not hasattr(config, "workerinput"):
         for dtype in {"f32", DTYPE}:
             compile_kernels(dtype)
-        ne.fill_cache(gradient_kernels("f64"))        # else each worker compiles them
+        compile_passes("f64")                # else each worker compiles them
     compile_gradient()
     compile_updates()
 

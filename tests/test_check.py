@@ -6,6 +6,7 @@ The copy uses tests/oracles/plain_parts.py in place of nanoeuler_parts, which ar
 blocks are 4 rows, so that a tiny model has edges of blocks; the unchanged copy passes.
 """
 import ast
+import inspect
 import re
 import sys
 import types
@@ -14,11 +15,12 @@ from dataclasses import replace
 import numba
 import numpy as np
 import pytest
-from helpers import ROOT, few, nanoeuler, ok, slow
+from helpers import ROOT, few, may_stay_idle, nanoeuler, ok, slow
 from oracles import plain_parts
 
 import check
 import nanoeuler as ne
+from nanoeuler_parts.tuning import dpo
 
 pytestmark = pytest.mark.unit
 SOURCE = (ROOT / "nanoeuler.py").read_text(encoding="utf-8")
@@ -215,6 +217,7 @@ def definitions(source):
 COPY = small_blocks()
 DEFINITIONS = {"": [*definitions(COPY)],
                "--plain": [*definitions(SOURCE.split("# ======== Part II")[0])]}
+OF_PREFERENCES = inspect.getsource(dpo.dpo_loss)
 
 
 def run_check(monkeypatch, programs, *change, flag=""):
@@ -223,8 +226,14 @@ def run_check(monkeypatch, programs, *change, flag=""):
     ne, check = programs
     before, cases = dict(vars(ne)), check.CASES
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    monkeypatch.setattr("nanoeuler_parts.kernels.compile_passes",
+                        may_stay_idle(lambda dtype: None))
     try:
-        if change:
+        if change and change[0] in OF_PREFERENCES:
+            found = {"np": np}
+            exec(compile(mutate(OF_PREFERENCES, *change), "dpo.py", "exec"), found)
+            monkeypatch.setattr(dpo, "dpo_loss", found["dpo_loss"])
+        elif change:
             texts = [x for x in DEFINITIONS[flag] if change[0] in x]
             assert texts, f"nanoeuler.py has no {change[0]!r} any more: adapt this mutant"
             exec(compile(mutate(texts[-1], *change), "nanoeuler.py", "exec"), vars(ne))

@@ -279,13 +279,14 @@ import contextlib, hashlib, io, json, math, pathlib, random, resource, signal, s
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 import bpe, nanoeuler as ne
 from helpers import put_together, take_apart
+from nanoeuler_parts import kernels
 from nanoeuler_parts.tools.info import info
 
 good, work = pathlib.Path({path!r}), pathlib.Path({path!r} + ".fuzz")
 rng, reached = random.Random(1), [0]
 header, data = take_apart(good)
 raw = good.read_bytes()
-ne.fill_cache = lambda parts: None
+kernels.compile_kernels = lambda dtype: None
 
 class Run(ne.Run):                           # resuming got past every check
     def __init__(self, *args): reached[0] += 1

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 import bpe
 import nanoeuler as ne
 from nanoeuler_parts.interchange.templates import render, render_jinja
-from nanoeuler_parts.tuning.formats import as_example
 from nanoeuler_parts.tuning.examples import asked_in, is_conversation, question_hash, read_examples
+from nanoeuler_parts.tuning.formats import as_example
+from nanoeuler_parts.tuning.rows import chatml_row, Examples
 from nanoeuler_parts.tuning.sft import SftRun, tokens_of
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
@@ -143,7 +144,7 @@ conversations = st.lists(st.tuples(st.sampled_from(ne.ROLES), texts), max_size=6
 
 
 def row_of(messages, learned_from=0):
-    return ne.chatml_row(messages, learned_from, TOKENIZER, lambda x: TOKENIZER.encode(x.encode()))
+    return chatml_row(messages, learned_from, TOKENIZER, lambda x: TOKENIZER.encode(x.encode()))
 
 
 @drawn(150)
@@ -169,7 +170,7 @@ def test_every_answer_is_learned(messages):
     if not row:
         return
     T = tokens_of([row])
-    tokens, targets = ne.Examples([row], T, 2, 1).batch(slice(None))
+    tokens, targets = Examples([row], T, 2, 1).batch(slice(None))
     learned = [token for part in row[1::2] for token in part]
     assert targets[0, 0][targets[0, 0] >= 0].tolist() == learned
     assert np.append(tokens[0], targets[0, 0, -1]).tolist() == np.concatenate(row).tolist()

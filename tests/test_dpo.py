@@ -14,8 +14,9 @@ from helpers import (STARTED, TINY, nanoeuler, needs, ok, outcome, put_together,
 
 import nanoeuler as ne
 from nanoeuler_parts.kernels import compile_kernels
-from nanoeuler_parts.tuning.dpo import DpoOptions, DpoRun
+from nanoeuler_parts.tuning.dpo import dpo_loss, DpoOptions, DpoRun
 from nanoeuler_parts.tuning.examples import held_out, prompt_of
+from nanoeuler_parts.tuning.rows import Examples
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 RUN = ("dpo", "nanoeuler.bin", "--data", "pairs.jsonl", "--steps", 30, "--eval-every", 10,
@@ -25,7 +26,7 @@ RUN = ("dpo", "nanoeuler.bin", "--data", "pairs.jsonl", "--steps", 30, "--eval-e
 # ---- the loss
 def test_the_loss_by_hand():
     ce, reference = np.array([3.0, 5.0, 4.0, 2.0]), np.array([4.0, 4.0, 4.0, 4.0])
-    measures, weight = ne.dpo_loss(ce, reference, 0.5)      # log pi - log ref: 1, -1; 0, 2
+    measures, weight = dpo_loss(ce, reference, 0.5)      # log pi - log ref: 1, -1; 0, 2
     margins = np.array([0.5 * (1 + 1), 0.5 * (0 - 2)])
     sigmoid = lambda x: 1 / (1 + np.exp(-x))
     assert measures == pytest.approx(dict(loss=-np.log(sigmoid(margins)).mean(), accuracy=0.5,
@@ -37,7 +38,7 @@ def test_the_loss_by_hand():
 def test_a_policy_that_is_its_reference():
     """ln 2, chance, and half of beta each way."""
     ce = np.random.default_rng(1).random(8)
-    measures, weight = ne.dpo_loss(ce, ce, 0.3)
+    measures, weight = dpo_loss(ce, ce, 0.3)
     assert measures == dict(loss=pytest.approx(math.log(2)), accuracy=0.5, margin=0.0, kl=0.0)
     assert weight * 4 == pytest.approx([0.15, -0.15] * 4)
 
@@ -45,7 +46,7 @@ def test_a_policy_that_is_its_reference():
 @pytest.mark.parametrize("far", [-1e5, 1e5])
 def test_far_margins_do_not_overflow(far):
     with np.errstate(over="raise", invalid="raise"):
-        measures, weight = ne.dpo_loss(np.array([far, 0.0]), np.zeros(2), 1.0)
+        measures, weight = dpo_loss(np.array([far, 0.0]), np.zeros(2), 1.0)
     assert measures["loss"] == max(0, far) and weight.tolist() == ([1, -1] if far > 0 else [0, 0])
 
 
@@ -53,7 +54,7 @@ def batch_of(P):
     rng = np.random.default_rng(3)
     pairs = [tuple(rng.integers(0, TINY.vocab_size, n).astype(np.int32) for n in lengths)
              for lengths in ((3, 2), (3, 5), (1, 1), (1, 7), (5, 4), (5, 1))]
-    return ne.Examples(pairs, TINY.seq_len, P, 1, 2).batch(slice(None))
+    return Examples(pairs, TINY.seq_len, P, 1, 2).batch(slice(None))
 
 
 def test_gradient_at_the_reference():
@@ -67,7 +68,7 @@ def test_gradient_at_the_reference():
         grad_ce.append(model.g_flat.copy())
     want = 0.1 / 2 * np.mean([c - r for c, r in zip(grad_ce[::2], grad_ce[1::2])], 0)
     ce, weight = model.losses(tokens, targets[0]), np.zeros((len(tokens), P))
-    weight[:, 0] = ne.dpo_loss(ce, ce, 0.1)[1]
+    weight[:, 0] = dpo_loss(ce, ce, 0.1)[1]
     model.g_flat[:] = 0
     model.gradient(tokens, targets, weight)
     assert np.allclose(model.g_flat, want, rtol=1e-9, atol=1e-14)
@@ -128,7 +129,7 @@ def test_no_pass_takes_more_than_a_micro_batch(tuned, tmp_path, monkeypatch):
 # ---- rows
 def test_pairs_stay_together_and_come_in_shuffled_epochs():
     rows = [(np.array([i], np.int32), np.array([1], np.int32)) for i in range(14)]
-    examples = ne.Examples(rows, 4, 2, 5, 2)
+    examples = Examples(rows, 4, 2, 5, 2)
     taken = examples.take(0, 28)[0][:, 0].reshape(2, 7, 2)
     assert (taken[:, :, 1] == taken[:, :, 0] + 1).all() and (taken[:, :, 0] % 2 == 0).all()
     assert (np.sort(taken[:, :, 0]) == np.arange(0, 14, 2)).all()
@@ -336,7 +337,7 @@ def test_an_epoch_is_every_pair_and_validation_the_chosen(base, tmp_path):
     run.log_file = io.BytesIO()
     run.validate()
     ce = run.losses(run.data.responses, range(len(run.data.responses.rows)))
-    want, _ = ne.dpo_loss(ce, np.array(run.state.reference[-len(ce):]), 0.3)
+    want, _ = dpo_loss(ce, np.array(run.state.reference[-len(ce):]), 0.3)
     got = json.loads(run.log_file.getvalue().splitlines()[-1])
     assert got == pytest.approx({"step": 0, **{f"val_{k}": v for k, v in want.items()}})
 

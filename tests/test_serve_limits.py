@@ -453,14 +453,14 @@ def test_nobody_waits_while_the_trajectory_is_compiled(file, monkeypatch):
     """It is compiled and its weights are read beside the engine; others get their texts."""
     begun, go_on, threads = threading.Event(), threading.Event(), []
 
-    def compile_slowly(parts):
+    def compile_slowly(dtype):
         threads.append(threading.current_thread().name)
         begun.set()
         assert go_on.wait(PATIENCE)
 
-    monkeypatch.setattr("nanoeuler_parts.serve.explain.fill_cache", lambda parts: None)
+    monkeypatch.setattr("nanoeuler_parts.serve.explain.compile_passes", lambda dtype: None)
     with serving(file) as (address, _), ThreadPoolExecutor(1) as pool:
-        monkeypatch.setattr("nanoeuler_parts.serve.explain.fill_cache", compile_slowly)
+        monkeypatch.setattr("nanoeuler_parts.serve.explain.compile_passes", compile_slowly)
         body = {"tokens": [1, 2, 3], "chosen": 7, "trajectory": True}
         asked = pool.submit(post, address, "/api/explain", body)
         assert begun.wait(PATIENCE)
@@ -797,7 +797,7 @@ def started(file, planted, cwd):
     ("ne.chat_ids = lambda *args: never.wait()", CHAT, {"messages": HELLO}),
     ("ne.next_tokens = lambda *args: never.wait()", TEXT, {"prompt": "a"}),
     ("from nanoeuler_parts.serve import explain\n"
-     "explain.fill_cache = lambda parts: any('gradient' in p for p in parts) and never.wait()",
+     "explain.compile_passes = lambda dtype: never.wait()",
      "/api/explain", {"tokens": [1], "trajectory": True})],
     ids=["tokenizer", "engine", "compilation"])
 def test_sigterm_ends_a_server_whose_thread_never_returns(file, tmp_path, planted, path, body):

@@ -22,6 +22,7 @@ from nanoeuler_parts.kernels import compile_kernels
 from nanoeuler_parts.machine.cpu import DTYPE
 from nanoeuler_parts.tuning.examples import held_out as is_held_out
 from nanoeuler_parts.tuning.examples import PROMPT_INPUT, prompt_of, read_examples
+from nanoeuler_parts.tuning.rows import Examples
 from nanoeuler_parts.tuning.sft import MOST_A_ROW, SftOptions, SftRun
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
@@ -48,7 +49,7 @@ def test_masks_by_hand(pairs, P):
     """Head k at position t has token t + 1 + k as its target if the response holds that token."""
     T = 12
     arrays = [tuple(np.array(x, np.int32) for x in pair) for pair in pairs]
-    tokens, targets = ne.Examples(arrays, T, P, 1).batch(slice(None))
+    tokens, targets = Examples(arrays, T, P, 1).batch(slice(None))
     assert tokens.shape == (len(pairs), T) and targets.shape == (P, len(pairs), T)
     assert tokens.dtype == targets.dtype == np.int32
     for b, (prompt, response) in enumerate(pairs):
@@ -75,7 +76,7 @@ def test_the_text_of_a_row(checkpoint_tokenizer, examples):
         e = dict(instruction=instruction, input=given_input, output=output)
         prompt, response = tokenizer.encode(prompt_of(e)), tokenizer.encode(output)
         pair = prompt, np.append(response, tokenizer.specials["</s>"])
-        tokens, targets = ne.Examples([pair], T, 2, 1).batch([0])
+        tokens, targets = Examples([pair], T, 2, 1).batch([0])
         n = sum(map(len, pair))
         assert tokenizer.decode(tokens[0, :n]) == (prompt_of(e) + output + "</s>").encode()
         for k in range(2):
@@ -93,7 +94,7 @@ def test_a_row_knows_of_no_other_and_of_no_padding():
     rng, P = np.random.default_rng(3), TINY.n_mtp
     pairs = [tuple(rng.integers(0, TINY.vocab_size, n).astype(np.int32) for n in lengths)
              for lengths in ((3, 2), (1, 1), (5, 4), (2, 7))]          # the third and last are full
-    tokens, targets = ne.Examples(pairs, TINY.seq_len, P, 1).batch(slice(None))
+    tokens, targets = Examples(pairs, TINY.seq_len, P, 1).batch(slice(None))
     model, weight = ne.Model(TINY, random_flat(TINY, 4)), np.array([0.1, 0.05])
     losses = model.run(ne.GRADIENT, tokens, targets, weight)
     whole, alone = model.g_flat.copy(), np.zeros_like(losses)
@@ -113,11 +114,11 @@ def test_a_row_knows_of_no_other_and_of_no_padding():
 
 def test_examples_come_in_shuffled_epochs():
     pairs = [(np.array([i], np.int32), np.array([1], np.int32)) for i in range(17)]
-    examples = ne.Examples(pairs, 4, 2, 5)
+    examples = Examples(pairs, 4, 2, 5)
     taken = examples.take(0, 51)[0][:, 0].reshape(3, 17)
     assert (np.sort(taken) == np.arange(17)).all()
     assert not np.array_equal(taken[0], taken[1])
-    again = ne.Examples(pairs, 4, 2, 5)
+    again = Examples(pairs, 4, 2, 5)
     assert np.array_equal(again.take(20, 6)[0], examples.take(20, 6)[0])   # the cursor is the step
 
 
@@ -171,14 +172,14 @@ def test_each_epoch_is_cut_elsewhere(base, tmp_path):
 def test_an_epoch_reads_a_copy_of_its_own():
     """Each example once an epoch, epoch e from copy e, in the order of examples without copies."""
     n, row = 11, lambda i: (np.array([i], np.int32), np.array([1], np.int32))
-    plain = ne.Examples([row(i) for i in range(n)], 4, 2, 5)
+    plain = Examples([row(i) for i in range(n)], 4, 2, 5)
     for copies in (2, 3):
-        cut = ne.Examples([row(i) for i in range(copies * n)], 4, 2, 5, 1, copies)
+        cut = Examples([row(i) for i in range(copies * n)], 4, 2, 5, 1, copies)
         picked = np.array(cut.pick(0, 5 * n))
         assert np.array_equal(picked % n, plain.pick(0, 5 * n))
         assert (picked.reshape(5, n) // n == np.arange(5)[:, None] % copies).all()
         assert cut.pick(n - 3, 7) == picked[n - 3:n + 4].tolist()        # across two epochs
-    pairs = ne.Examples([row(i) for i in range(2 * 2 * n)], 4, 2, 5, 2, 2)
+    pairs = Examples([row(i) for i in range(2 * 2 * n)], 4, 2, 5, 2, 2)
     picked = np.array(pairs.pick(0, 4 * n)).reshape(2, n, 2)
     assert (picked[:, :, 1] == picked[:, :, 0] + 1).all() and (picked[:, :, 0] % 2 == 0).all()
     assert (np.sort(picked[:, :, 0]) == 2 * np.arange(2 * n).reshape(2, n)).all()

@@ -7,8 +7,7 @@ engine's thread resumes between two steps.  At each `yield`, the answers take a 
 import numpy as np
 
 import nanoeuler as ne
-from nanoeuler_parts.kernels import gradient_kernels
-from nanoeuler_parts.machine.kernels import fill_cache
+from nanoeuler_parts.kernels import compile_passes
 from nanoeuler_parts.serve.engine import likeliest
 from nanoeuler_parts.serve.protocol import refuse_unless, token_text
 from nanoeuler_parts.tools.lens import attention_weights, euler_steps
@@ -66,7 +65,7 @@ class Explainer:
     def prepare(self, gone=None):
         """Compiles the kernels of `trajectory` in another process, unless they are in Numba's
         cache."""
-        fill_cache(gradient_kernels("f32"))
+        compile_passes("f32")
 
     def load(self, gone):
         """Reads the weights for `trajectory`, unless they are loaded.  Loading and compiling are

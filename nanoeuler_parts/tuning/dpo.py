@@ -7,11 +7,30 @@ import numpy as np
 
 from bpe import need
 from nanoeuler import (
-    counted, dpo_loss, is_chatml, launch, NEW_RUN, out, PreferenceLoop, RUN, setting,
+    counted, is_chatml, launch, NEW_RUN, out, RUN, setting, with_progress,
 )
 from nanoeuler_parts.tuning.sft import (
     CONTEXT, has_chatml, SftRun, start_argument, TuningOptions,
 )
+
+def dpo_loss(ce, reference, beta):
+    """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
+    d loss / d CE(y) = beta sigmoid(-m) = -d loss / d CE(y')      Rafailov et al. 2023, eq. 7
+    pi is the policy, ref the model at step 0;  y is the chosen response, y' the rejected one
+    ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
+    -> measures, means over the n pairs, and d loss / d CE (2n,)
+    accuracy: the share of pairs with m > 0; a tie counts half.  kl: the mean of log ref(y)/pi(y),
+    nats per response.  It would be an unbiased estimate of KL(ref || pi) if ref had sampled y.  As
+    other texts are given, it is only an indication, and may be negative."""
+    with np.errstate(invalid="ignore"):      # for a NaN in ce; `train` then reports the step
+        log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
+        margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
+        slope = beta * np.exp(-np.logaddexp(0, margin)) / len(margin)
+        measures = dict(loss=np.logaddexp(0, -margin).mean(),
+                        accuracy=(np.sign(margin) + 1).mean() / 2,
+                        margin=margin.mean(),
+                        kl=-log_ratio[:, 0].mean())
+    return measures, np.stack((slope, -slope), 1).ravel()
 
 @dataclass
 class DpoOptions(TuningOptions):
@@ -28,7 +47,7 @@ class DpoOptions(TuningOptions):
 
     answers = ["chosen", "rejected"]
 
-class DpoRun(PreferenceLoop, SftRun):
+class DpoRun(SftRun):
     """Direct preference optimization: the loop of `SftRun` on pairs of responses, with `dpo_loss`.
     The reference is the model at step 0.  It never changes.  So its cross-entropies are computed
     once, at step 0, and stored in the checkpoint.  No second model is needed."""
@@ -40,7 +59,7 @@ class DpoRun(PreferenceLoop, SftRun):
     minimizes_bits = False
     overdone = "has learned the preferences of the training pairs", "how to write answers"
     answers = DpoOptions.answers
-    R = 2
+    R, needs_chat = 2, True
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
 
     def read_data(self, start):
@@ -75,8 +94,32 @@ class DpoRun(PreferenceLoop, SftRun):
              f"{self.out}: expected the reference of {wanted:,} responses, those of {self.path} "
              f"and of the validation, found {len(reference):,}; a version of NanoEuler that chose "
              f"other pairs may have begun this run; {NEW_RUN}")
-        self.learned_reference = np.array(self.state.reference[:n])      # -log ref per row
+        # -log ref of each row
+        self.learned_reference = np.array(self.state.reference[:n])
         self.tested_reference = np.array(self.state.reference[n:])
+
+    def losses(self, examples, rows):
+        """-log pi of the responses in these rows, (B,), computed one micro-batch at a time."""
+        ce, micro = [], self.state.micro_batch
+        for b in with_progress(range(0, len(rows), micro), "reading pairs"):
+            tokens, targets = examples.batch(rows[b:b + micro])
+            ce.append(self.model.losses(tokens, targets[0]))
+        return np.concatenate(ce)
+
+    def all_losses(self, examples):
+        return self.losses(examples, range(len(examples.rows)))
+
+    def ce_weights(self, tokens, targets):
+        """Runs an extra forward pass, because the weight of a row depends on both responses of its
+        pair.  The option nll adds nll * mean(CE(y) / tokens of y) over the pairs to the loss."""
+        o, learned = self.options, self.data.batches
+        rows = learned.pick(self.state.step * self.B, self.B)
+        ce = self.losses(learned, rows)
+        weight = np.zeros((self.B, len(targets)))        # heads 1.. get no weight
+        measures, weight[:, 0] = dpo_loss(ce, self.learned_reference[rows], o.beta)
+        chosen = slice(None, None, 2)
+        weight[chosen, 0] += 2 * o.nll / self.B / (targets[0, chosen] >= 0).sum(1)
+        return weight, measures
 
     def against_forgetting(self):
         nll = self.options.nll

@@ -12,10 +12,10 @@ import numpy as np
 
 from bpe import need
 from nanoeuler import (
-    alpaca_instruction, arg, beside_program, BUNDLED, CHATML, chatml_row, CHATML_TOKENS, counted,
-    DataSet, default_system, ESTIMATE, Examples, FEWEST, is_alpaca, is_chatml, KEEP_BEST, launch,
-    model_name, need_data, out, RUN, Run, RunOptions, setting, sha256_of, SHAPE, TEMPLATES,
-    Validation, with_progress,
+    alpaca_instruction, arg, beside_program, BUNDLED, CHATML, CHATML_TOKENS, counted, DataSet,
+    default_system, ESTIMATE, FEWEST, is_alpaca, is_chatml, KEEP_BEST, launch, model_name,
+    need_data, out, RUN, Run, RunOptions, setting, sha256_of, SHAPE, TEMPLATES, Validation,
+    with_progress,
 )
 from nanoeuler_parts.files.texts import encode_cut
 from nanoeuler_parts.tuning.examples import (
@@ -23,6 +23,7 @@ from nanoeuler_parts.tuning.examples import (
     question_hash, read_entries, read_file,
 )
 from nanoeuler_parts.tuning.formats import as_example, words_of
+from nanoeuler_parts.tuning.rows import chatml_row, Examples
 
 CONTEXT = [f for f in SHAPE if f.name == "seq_len"]      # the only flag of a model's shape
 
