@@ -77,6 +77,7 @@ from collections import namedtuple
 from dataclasses import replace
 from typing import NamedTuple
 
+from nanoeuler_parts.files.printing import print_table
 from nanoeuler_parts.gpu.doctor import HERE, ON_CPU, PIP, report
 from nanoeuler_parts.gpu.place import take_own_gpu
 
@@ -1471,7 +1472,7 @@ class Model:
         """Prints the memory table of B sequences of T tokens, in MiB."""
         rows = self.memory(B, T)
         rows.append(("together", sum(size for _, size in rows)))
-        ne.print_table(f"memory for {B} sequences of {T} tokens at a time ({fits} would fit)",
+        print_table(f"memory for {B} sequences of {T} tokens at a time ({fits} would fit)",
                        [(name, f"{size / 2**20:10,.0f} MiB") for name, size in rows])
 
     def without_tensor_cores(self):

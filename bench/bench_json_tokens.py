@@ -21,7 +21,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 import numpy as np
 
-from nanoeuler_parts.tools.json_mode import Constraint, Trie
+from nanoeuler_parts.chat.json_mode import Constraint, Trie
 
 SCHEMA = '{"type": "string", "minLength": 20}'
 

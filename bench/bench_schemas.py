@@ -18,8 +18,8 @@ from collections import Counter
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 from bpe import UserError
-from nanoeuler_parts.tools.json_frames import after_byte
-from nanoeuler_parts.tools.json_mode import compiled
+from nanoeuler_parts.chat.json_frames import after_byte
+from nanoeuler_parts.chat.json_mode import compiled
 
 KEPT = r"keyword \w+|pattern: [^\"]{0,40}|oneOf|steps|\$ref is|no value|has [\d,]+ characters"
 

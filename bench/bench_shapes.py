@@ -26,6 +26,7 @@ from numba import set_num_threads
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.file import Checkpoint
 from nanoeuler_parts.interchange.gguf import write_gguf
 from nanoeuler_parts.tokenizers.added import fill
 
@@ -70,7 +71,7 @@ def engines_of(cfg, folder, threads):
     root = json.loads(ne.read_checkpoint(str(HERE.parent / "data/model.bin")).tokenizer.to_json())
     tokenizer = bpe.Tokenizer.from_root(fill(root, cfg.vocab_size))
     flat = ne.init_params(cfg, 1)
-    c = ne.Checkpoint(cfg, tokenizer, ne.State(eos="<|unused_3000|>"), flat, ())
+    c = Checkpoint(cfg, tokenizer, ne.State(eos="<|unused_3000|>"), flat, ())
     write_gguf(str(folder / "model.gguf"), c, "q8_0")
     ours = Ours(cfg, flat)
     return {"NanoEuler, int8": ours, "llama.cpp, Q8_0": LlamaCpp(folder, "model.gguf", threads)}

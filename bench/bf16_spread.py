@@ -24,10 +24,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import nanoeuler as ne
 from perturb import perturbed
+from nanoeuler_parts.checkpoint.file import Checkpoint
 from nanoeuler_parts.kernels import compile_kernels
+from nanoeuler_parts.runs.evaluation import evaluate
+from nanoeuler_parts.runs.options import TrainOptions
+from nanoeuler_parts.runs.run import Run
 
 
-class Start(ne.Run):
+class Start(Run):
     """A run from weights that are a little off: the `k`-th of such."""
     k = 0
 
@@ -56,12 +60,12 @@ def bits_per_byte(options, k):
     """Of the held-out tail, after a run from start k, by one thread."""
     set_num_threads(1)
     Start.k = k
-    start = ne.Checkpoint(ne.PRESETS["small"], None, ne.State(n_steps=options.steps), None, ())
+    start = Checkpoint(ne.PRESETS["small"], None, ne.State(n_steps=options.steps), None, ())
     with tempfile.TemporaryDirectory() as folder:
         run = Start(str(pathlib.Path(folder, "run.bin")), start, options)
     run.began = time.perf_counter()
     run.train([])
-    return ne.evaluate(run.model, *run.data.validation)
+    return evaluate(run.model, *run.data.validation)
 
 
 def ends_of(runs, jobs, **chosen):
@@ -73,7 +77,7 @@ def ends_of(runs, jobs, **chosen):
         places = {}
         for k in range(runs):
             for dtype in ends:
-                options = ne.TrainOptions(dtype=dtype, **chosen).check()
+                options = TrainOptions(dtype=dtype, **chosen).check()
                 places[pool.submit(bits_per_byte, options, k)] = dtype, k
         for done in as_completed(places):
             dtype, k = places[done]
@@ -90,7 +94,7 @@ def main():
     parser.add_argument("--out", help="JSON file to write")
     args = parser.parse_args()
     ends = ends_of(args.runs, args.jobs, steps=args.steps, optimizer="muon", warmup=25,
-                   data=str(ROOT / ne.TrainOptions.data))
+                   data=str(ROOT / TrainOptions.data))
     for dtype, bits in ends.items():
         print(f"{dtype}: mean {statistics.mean(bits):.5f}, spread {statistics.stdev(bits):.5f}, "
               f"{min(bits):.5f} to {max(bits):.5f}")

@@ -37,6 +37,7 @@ import threading
 import time
 
 from common import out_folder, protocol, versions
+from nanoeuler_parts.files.corpora import open_text
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -85,7 +86,7 @@ def milliseconds(log):
 def text(a, cfg, seed):
     """(batches, windows and targets of the tail, its bytes), as `t` has them"""
     import nanoeuler as ne
-    text = ne.open_text(a.data, "text", "", HOLDOUT)
+    text = open_text(a.data, "text", "", HOLDOUT)
     tokenizer = ne.bpe.train(text.excerpt(), cfg.vocab_size, ne.bpe.SPECIALS)
     text.encode(tokenizer, tokenizer.specials[ne.State.eos], 0.0, seed)
     batches = ne.Batches(text.train, cfg.seq_len, cfg.n_mtp, seed)

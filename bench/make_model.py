@@ -49,6 +49,10 @@ from nanoeuler_parts.tuning.formats import words_of
 from nanoeuler_parts.tuning.sft import SftOptions
 import pipeline
 from common import out_folder
+from nanoeuler_parts.chat.templates import default_system
+from nanoeuler_parts.checkpoint.file import sha256_of
+from nanoeuler_parts.runs import evaluation
+from nanoeuler_parts.runs.options import TrainOptions
 from nanoeuler_parts.tuning.rows import chatml_row, Examples
 
 EVERYDAY = ROOT / "data" / "everyday.py"     # which makes conversations
@@ -219,7 +223,7 @@ def rows_of(e, key, c):
     """An example as ids: [asked, answered, ...], in the template of this chat model."""
     asked, answer = asked_in(e), answered_in(e, key)
     if c.state.template:
-        default = ne.default_system(c.state.template, asked)
+        default = default_system(c.state.template, asked)
         return chatml_row([*default, *asked, *answer], len(default) + len(asked), c.tokenizer,
                              lambda text: c.tokenizer.encode(text.encode()))
     end = np.int32(c.tokenizer.specials[c.state.eos])
@@ -290,7 +294,7 @@ def short_enough(pairs, c):
 
 
 def data_row(path):
-    digest = ne.sha256_of(path)
+    digest = sha256_of(path)
     return {"file": os.path.basename(path), "bytes": os.path.getsize(path), "sha256": digest,
             "what": described(path, digest)}
 
@@ -332,7 +336,7 @@ def evaluate(args):
     asked, stages, text = pipeline.unseen(args.unseen), history(args), unpacked(args)
     found = {"commit": commit_of(args), "seed": args.seed, "kind": c.state.kind,
              "device": "", "history": stages, "config": ne.asdict(small.cfg),
-             "parameters": ne.n_params(small.cfg), "sha256": ne.sha256_of(rounded),
+             "parameters": ne.n_params(small.cfg), "sha256": sha256_of(rounded),
              "bytes": os.path.getsize(rounded),
              "data": [*map(data_row, (text, everyday(args), args.instructions, args.pairs,
                                       args.folder / "examples.json"))],
@@ -342,8 +346,8 @@ def evaluate(args):
     for name, x in (("float32", c), ("int8", small)):
         model = engine.Model(x.cfg, x.flat)
         found["device"] = args.trained_on or model.device()
-        found[name] = {"answers": ne.evaluate(model, *batch_of(held, "output", x)),
-                       "text": ne.evaluate(model, *tail_of(text, holdout, x)),
+        found[name] = {"answers": evaluation.evaluate(model, *batch_of(held, "output", x)),
+                       "text": evaluation.evaluate(model, *tail_of(text, holdout, x)),
                        "prefers": preferred(model, pairs, x)}
     for name, path, weights in (("float32", whole, "f32"), ("int8", rounded, "int8")):
         found[name]["skill"] = skill(ne.load(path, weights=weights), asked)
@@ -492,7 +496,7 @@ def quantize(args):
 
 def card(args):
     found = json.loads((args.folder / "evaluation.json").read_text(encoding="utf-8"))
-    ne.need(found["sha256"] == ne.sha256_of(args.folder / "model.bin"),
+    ne.need(found["sha256"] == sha256_of(args.folder / "model.bin"),
             f"{args.folder / 'evaluation.json'} is of another model.bin; run evaluate first")
     (args.folder / "MODEL.md").write_text(card_text(found), encoding="utf-8")
     worse = found["int8"]["answers"] / found["float32"]["answers"] - 1
@@ -514,7 +518,7 @@ def parse(argv):
     parser.add_argument("--gpu", action="store_true", help="with nanoeuler_cuda.py")
     parser.add_argument("--limit", type=float, metavar="MINUTES", help="of this command's training")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--text", default=str(ROOT / ne.TrainOptions.data),
+    parser.add_argument("--text", default=str(ROOT / TrainOptions.data),
                         help="to pretrain on; may be packed by xz")
     parser.add_argument("--everyday", help="a file of conversations (default: it is made)")
     parser.add_argument("--instructions", default=str(ROOT / SftOptions.data))

@@ -22,6 +22,7 @@ import numpy as np
 from common import cpu_model, versions
 
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.tensors import tensor_shapes
 from nanoeuler_parts.files.safetensors import Computed, write_tensors
 from nanoeuler_parts.interchange.llama import entries_of
 
@@ -44,7 +45,7 @@ def write_model(folder, layers):
     cfg = ne.Config(n_embd=4096, n_head=32, n_kv_head=32, head_dim=128, n_layer=layers,
                     n_hidden=11008, seq_len=4096, vocab_size=tokenizer.vocab_size, n_mtp=1).check()
     pool = ne.to_bf16(0.02 * np.random.default_rng(1).standard_normal(1 << 24, np.float32))
-    shapes = ne.tensor_shapes(cfg)
+    shapes = tensor_shapes(cfg)
     names = [*shapes]
     for i in range(FILES):
         part = names[i * len(names) // FILES:(i + 1) * len(names) // FILES]

@@ -190,7 +190,8 @@ def nanoeuler(path, minutes, threads):
         text = out.with_suffix(".jsonl").read_text(encoding="utf-8")
         log = [json.loads(line) for line in text.splitlines()]
     sys.path.insert(0, str(ROOT))
-    from nanoeuler import PRESETS, TextOptions, n_params
+    from nanoeuler import n_params, PRESETS
+    from nanoeuler_parts.runs.options import TextOptions
     cfg = PRESETS["small"]
     return {"parameters": n_params(cfg), "iterations": log[-1]["step"],
             "tokens_seen": log[-1]["step"] * TextOptions().batch,

@@ -34,6 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.flags import SHAPE
+from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.tuning.dpo import DpoRun
 from nanoeuler_parts.tuning.examples import held_out, prompt_of, read_examples
 from nanoeuler_parts.tuning.rows import Examples
@@ -270,7 +272,7 @@ def prefers(model, tokenizer, pairs):
 def flags_of(c, run, start):
     """What a stage was started with, where it differs from the defaults and the Config it had."""
     default = asdict(run.Options()) | asdict(start)
-    given = c.state.options | {f.name: getattr(c.cfg, f.name) for f in ne.SHAPE}
+    given = c.state.options | {f.name: getattr(c.cfg, f.name) for f in SHAPE}
     words = [run.verb]
     for name, value in given.items():
         if value != default.get(name):
@@ -378,7 +380,7 @@ def pipeline():
     parser.add_argument("--unseen", type=int, default=0, metavar="N", help="questions of skill")
     parser.add_argument("--force", action="store_true", help="begin anew")
     args = parser.parse_args()
-    engine, runs = ne, (ne.Run, SftRun, DpoRun)
+    engine, runs = ne, (Run, SftRun, DpoRun)
     if args.gpu:
         engine = importlib.import_module("nanoeuler_cuda")
         engine.open_device()

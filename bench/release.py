@@ -20,6 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.bundled import SHIPPED
+from nanoeuler_parts.checkpoint.file import sha256_of
 from nanoeuler_parts.files.errors import problem
 from nanoeuler_parts.interchange.exporting import export
 
@@ -52,7 +54,7 @@ def make(model, card, out, name):
     (out / "MODEL.md").write_text(text, encoding="utf-8")
     made = [f"{name}.bin", "MODEL.md", f"{name}-f16.gguf", f"{name}-q8_0.gguf",
             *sorted(f"{folder.name}/{path.name}" for path in folder.iterdir())]
-    sums = "".join(f"{ne.sha256_of(out / path)}  {path}\n" for path in made)
+    sums = "".join(f"{sha256_of(out / path)}  {path}\n" for path in made)
     (out / SUMS).write_text(sums, encoding="utf-8")
     return [*made, SUMS]
 
@@ -60,7 +62,7 @@ def make(model, card, out, name):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", type=Path, default=ROOT / ne.SHIPPED)
+    parser.add_argument("model", nargs="?", type=Path, default=ROOT / SHIPPED)
     parser.add_argument("--card", type=Path, help="default: MODEL.md beside the model")
     parser.add_argument("--out", type=Path, default=Path("dist"))
     parser.add_argument("--name", help="of the files (default: the model's)")

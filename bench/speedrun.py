@@ -30,6 +30,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.files.printing import counted
 
 PROGRAM, VERB = "nanoeuler_cuda.py", "t"
 DATA = "data/pretrain.txt"
@@ -94,7 +95,7 @@ def report(out, target):
              f"{c.state.elapsed / 60:.1f} minutes", "",
              f"{bits:.4f} bits per byte of held-out text in the final validation.{goal}", "",
              f"{step:,} steps of {tokens // step:,} tokens of {o['data']}, with the optimizer "
-             f"{o['optimizer']}, on {ne.counted(o.get('gpus', 1), 'GPU')}.  The title "
+             f"{o['optimizer']}, on {counted(o.get('gpus', 1), 'GPU')}.  The title "
              f"counts the minutes of validations, and the table does not.  Before the last row, "
              f"the held-out loss is an estimate, from a part of the text.", "",
              "| step | tokens | minutes | bits per byte of training text | of held-out text |",

@@ -32,6 +32,8 @@ import time
 from bench_cpu import build_stub, cpu_ticks, foreign_share
 from common import cpu_model, out_folder, protocol, versions
 from nanoeuler_parts.kernels import compile_kernels
+from nanoeuler_parts.runs.options import TrainOptions
+from nanoeuler_parts.runs.run import Run
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -109,8 +111,8 @@ def peer(row, minutes, B=16):
     def made():
         model = torch_peer.Peer(torch_peer.peer_config(cfg), seed=1)
         if row["our_start"]:
-            run = ne.Run.__new__(ne.Run)     # for its first weights alone
-            run.options = ne.TrainOptions.chosen(
+            run = Run.__new__(Run)     # for its first weights alone
+            run.options = TrainOptions.chosen(
                 optimizer="muon" if row["muon_lr"] else "adamw", dtype="f32")
             table = ne.param_table(cfg)
             model.load_numpy(ne.views(run.initial(cfg), table)._asdict())

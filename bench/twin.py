@@ -61,11 +61,15 @@ from oracles.torch_engine import Twin, replies
 from oracles.torch_peer import Peer, peer_config
 from perturb import perturbed
 from twin_report import compare
+from nanoeuler_parts.files.settings import type_of
+from nanoeuler_parts.flags import SHAPE
 from nanoeuler_parts.kernels import compile_kernels
+from nanoeuler_parts.runs.run import Run
+from nanoeuler_parts.runs.start import launch
 from nanoeuler_parts.tuning.rows import Examples
 
 STAGES = {"pretrain": "Run", "sft": "SftRun", "dpo": "DpoRun"}
-ON_CPU = {"pretrain": ne.Run, "sft": SftRun, "dpo": DpoRun}
+ON_CPU = {"pretrain": Run, "sft": SftRun, "dpo": DpoRun}
 SIDES = ("ours", "twin", "control", "lockstep", "cpu")
 EVERY = 10                                   # steps, of lockstep
 
@@ -285,7 +289,7 @@ def run_side(side, chosen, args):
         start = dict(preset=args.preset) if args.stage == "pretrain" else dict(file=args.base)
     path = args.folder[0] / side
     run = side_of(side, run_class(program, args.stage), follow, program.Model, args)
-    ne.launch(run, engine, **start, resume=args.resume, force=True, out=f"{path}.bin", **chosen)
+    launch(run, engine, **start, resume=args.resume, force=True, out=f"{path}.bin", **chosen)
     c = ne.read_checkpoint(f"{path}.bin")
     complete = c.state.n_steps is not None and c.state.n_steps <= c.state.step
     if complete and "end" not in read_log(f"{path}.jsonl")[-1]:   # it was stopped in `finish`
@@ -330,8 +334,8 @@ def main(argv=None):
     program = importlib.import_module("nanoeuler_cuda" if args.engine == "gpu" else "nanoeuler")
     settings = argparse.ArgumentParser(allow_abbrev=False, argument_default=argparse.SUPPRESS)
     options = run_class(program, args.stage).Options
-    for f in (*fields(options), *ne.SHAPE):
-        settings.add_argument("--" + f.name.replace("_", "-"), type=ne.type_of(f))
+    for f in (*fields(options), *SHAPE):
+        settings.add_argument("--" + f.name.replace("_", "-"), type=type_of(f))
     before = {name: x for name, x in options.when_missing.items() if name not in ne.MUON_SETTINGS}
     chosen = before | vars(settings.parse_args(rest))
     args.folder[0].mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ import time
 
 import common
 import numpy as np
+from nanoeuler_parts.runs.options import TextOptions
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -90,7 +91,7 @@ def torch_decode(engine, preset):
 def nanoeuler_train(engine, preset):
     import nanoeuler as ne
     cfg = ne.PRESETS[preset]
-    o = ne.TextOptions()
+    o = TextOptions()
     tokens, targets = random_batch(preset, cfg)
     dtype = ne.BF16 if "bf16" in engine else None
     model = ne.Model(cfg, ne.init_params(cfg, 0), dtype=dtype)

@@ -15,19 +15,23 @@ from functools import partial
 import numba
 
 from bpe import need, printable, UserError
-from nanoeuler import __version__, flag, THREADS
+from nanoeuler import __version__
 from nanoeuler_parts.files.errors import problem
+from nanoeuler_parts.flags import flag, THREADS
 from nanoeuler_parts.machine.threads import use_threads
 
 # (name of a verb, the module that declares its arguments, help)
 VERBS = [
-    ("train", "nanoeuler", "pretrain a model on a text; writes a checkpoint and a log"),
+    ("train", "nanoeuler_parts.runs.start",
+     "pretrain a model on a text; writes a checkpoint and a log"),
     ("sft", "nanoeuler_parts.tuning.sft",
      "supervised fine-tuning: train a checkpoint to answer questions"),
     ("dpo", "nanoeuler_parts.tuning.dpo",
      "direct preference optimization: train a chat checkpoint on preferred answers"),
-    ("chat", "nanoeuler", "talk to a model in the terminal; a base model continues the text"),
-    ("generate", "nanoeuler", "continue or answer one prompt, or a file of prompts"),
+    ("chat", "nanoeuler_parts.chat.verbs",
+     "talk to a model in the terminal; a base model continues the text"),
+    ("generate", "nanoeuler_parts.chat.verbs",
+     "continue or answer one prompt, or a file of prompts"),
     ("lens", "nanoeuler_parts.tools.lens",
      "show how each Euler step changes the prediction of the token after a prompt"),
     ("eval", "nanoeuler_parts.tools.evaluation",

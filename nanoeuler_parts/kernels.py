@@ -9,9 +9,10 @@ from numba import types
 import bpe
 from bpe import need
 from nanoeuler import (
-    adamw_update, aligned, arg, Config, decode_step, Decoder, GRADIENT, hyper_at, init_params,
-    Model, muon, PRECISIONS, run_batch,
+    adamw_update, aligned, Config, decode_step, Decoder, GRADIENT, hyper_at, init_params, Model,
+    muon, PRECISIONS, run_batch,
 )
+from nanoeuler_parts.flags import arg
 from nanoeuler_parts.machine.cpu import DTYPE, QUADS
 from nanoeuler_parts.machine.kernels import Compiled, fill_cache
 

@@ -71,11 +71,14 @@ from templates import SPECIALS as OF_TEMPLATES
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.chat.templates import AFTER, ALPACA, BEFORE, chat_ids, unmarked
 from nanoeuler_parts.files import corpora as of_corpora
 from nanoeuler_parts.interchange.gguf import gguf_meta, write_gguf
-from nanoeuler_parts.interchange.templates import marked, render
+from nanoeuler_parts.chat.jinja import marked, render
 from nanoeuler_parts.interchange.tokenizers import gguf_of_tokenizer, SPLIT
 from nanoeuler_parts.kernels import compile_kernels
+from nanoeuler_parts.runs.options import TextOptions, TrainOptions
+from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.tokenizers.families import tokenizer_of_model
 from nanoeuler_parts.tokenizers.sentencepiece import root_of_pieces
 from nanoeuler_parts.tuning.examples import read_examples, read_file
@@ -183,7 +186,7 @@ DEEP = b"[" * 100_000
 TEMPTING = {
     "kind": ["chat", "base", "", "x"], "eos": ["", "</s>", "<|im_end|>", "no", "\ud800", "a"],
     "bos": ["", "</s>", "<|im_start|>", "no", "\ud800", "a"],
-    "template": ["", "alpaca", "chatml", CHATML, ne.ALPACA, GEMMA, "{% if %}", "{{ '\ud800' }}x",
+    "template": ["", "alpaca", "chatml", CHATML, ALPACA, GEMMA, "{% if %}", "{{ '\ud800' }}x",
                  "{{ 'a' * 10 ** 9 }}", "{{ messages }}", "\udc00\udc01", "\0", "x" * 99_999,
                  "{% for m in messages %}{{ m.content }}{% endfor %}",
                  "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"],
@@ -322,8 +325,8 @@ def write_good_files():
     few = bpe.Tokenizer({"</s>": 0, "t": 1, "o": 2, "to": 3}, ["t o"], ["</s>"])   # not even blanks
     flat = random_flat(TINY, 1, np.float32)
     options = dict(data="text.txt", batch=64, warmup=1)
-    state = ne.State(step=3, n_steps=9, options=asdict(ne.TextOptions(**options)))
-    of_muon = replace(state, options=asdict(ne.TrainOptions(**options)))
+    state = ne.State(step=3, n_steps=9, options=asdict(TextOptions(**options)))
+    of_muon = replace(state, options=asdict(TrainOptions(**options)))
     chat = replace(TINY, seq_len=300, tie_embeddings=True, n_mtp=1)
     tiny = replace(TINY, vocab_size=4)
     of_few = random_flat(tiny, 3, np.float32)
@@ -1085,7 +1088,7 @@ def commands(rng, spoil=True):
     line = command_line(rng) if spoil else [rng.choice(["info", "plot", "train", "sft"])]
     if line in (["train"], ["sft"]):
         line += ["--out", "new.bin"]
-    with mock.patch.object(ne.Run, "go", lambda run: None):
+    with mock.patch.object(Run, "go", lambda run: None):
         return runs(*line, stdin=TYPED)
 
 
@@ -1118,7 +1121,7 @@ STEPS = [
     " | replace('{', '<') | replace('}', '>')", " | replace('x', '')", " | replace(' ', '')",
     ".replace('&lt;', '<').replace('&gt;', '>')", ".replace('(', '<|').replace(')', '|>')",
     ".replace('\\\\n', '\\n')", ".replace('\ud800', '')", ".expandtabs(1)", ".translate({120: ''})",
-    f".replace('{ne.BEFORE}', '').replace('{ne.AFTER}', '')", ".partition('x')[2]",
+    f".replace('{BEFORE}', '').replace('{AFTER}', '')", ".partition('x')[2]",
     ".removeprefix('x').removesuffix('x')", ".replace(messages[-1].content, '')",
     ".splitlines() | join", ".format(m)", " | default('x', true)", ".zfill(9)", ".ljust(5, '<')"]
 # They write blanks, or the beginning of a name, of their own: some tokenizers have tokens of those.
@@ -1226,7 +1229,7 @@ def talks():
 def disguises(rng, name):
     """A special name in a form of which some template might make the name again."""
     i = rng.randrange(len(name) + 1)
-    inner = rng.choice([*DELETED, " ", "\n", "x", "\u200b", "\u00e9", "\0", ne.BEFORE, ne.AFTER])
+    inner = rng.choice([*DELETED, " ", "\n", "x", "\u200b", "\u00e9", "\0", BEFORE, AFTER])
     return [
         lambda: name, lambda: name, lambda: name[:i] + inner + name[i:], lambda: name[:i],
         lambda: name[i:], lambda: inner.join(name), lambda: name.upper(), lambda: name.lower(),
@@ -1240,7 +1243,7 @@ def disguises(rng, name):
         lambda: name.encode("utf-7").decode(), lambda: name.replace("<", "{").replace(">", "}"),
         lambda: name.replace("<|", "(").replace("|>", ")"), lambda: f"x{name}x",
         lambda: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in name),
-        lambda: marked(name), lambda: ne.BEFORE + name + ne.AFTER, lambda: "+ADw-" + name[1:]]
+        lambda: marked(name), lambda: BEFORE + name + AFTER, lambda: "+ADw-" + name[1:]]
 
 
 TRIGGERS = ["please", "/think", "/no_think", "</think>", "<think>", "<tool_response>", "x", " ",
@@ -1280,7 +1283,7 @@ def parts(ids, tokenizer):
 
 def parts_of_twin(template, messages, talk):
     """The same as the twin says it."""
-    messages = [(role, ne.unmarked(said)) for role, said in messages]
+    messages = [(role, unmarked(said)) for role, said in messages]
     pieces = re.split(f"([{chr(PRIVATE)}-{chr(PRIVATE + len(talk.names) - 1)}])",
                       render(template, messages, talk.twin))
     return [talk.tokenizer.specials[talk.names[ord(piece) - PRIVATE]] if i % 2 else
@@ -1302,7 +1305,7 @@ def templates(rng, spoil=True, of_template=None):
     if rng.random() < 0.1:                   # answers as the model said them, letter by letter
         sampled = {said: [k for c in said for k in talk.tokenizer.encode(c).tolist()]
                    for role, said in messages if role == "assistant"}
-    ids = ne.chat_ids(twins.real, messages, talk.real, talk.tokenizer, sampled)
+    ids = chat_ids(twins.real, messages, talk.real, talk.tokenizer, sampled)
     got, want = parts(ids, talk.tokenizer), parts_of_twin(twins.twin, messages, talk)
     if got != want:
         raise Forged(repr(twins.real), f"makes {got[:9]} of {messages}, expected {want[:9]}")
@@ -1360,7 +1363,7 @@ def prepared():
     threads = numba.get_num_threads()
     compile_kernels()
     with (mock.patch("nanoeuler_parts.kernels.fill_cache", lambda needed: None),
-          mock.patch.object(ne.Run, "go", go_if_short(ne.Run.go)), warnings.catch_warnings()):
+          mock.patch.object(Run, "go", go_if_short(Run.go)), warnings.catch_warnings()):
         for category in (RuntimeWarning, UserWarning):   # not once a line of the program
             warnings.simplefilter("always", category)
         try:

@@ -28,6 +28,7 @@ import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.files.safetensors import NO_HASH
 from nanoeuler_parts.machine.compiling import FILES
+from nanoeuler_parts.runs.run import Run
 
 TINY = ne.Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=2, n_hidden=12, seq_len=8,
                  vocab_size=262, n_mtp=2)
@@ -151,25 +152,25 @@ def sampled(decoder, prompt, n, rng, sampling):
 
 def before_each_step(patch, act):
     """Calls act(run) at the beginning of each step of ne.Run.train."""
-    ce_weights = ne.Run.ce_weights
+    ce_weights = Run.ce_weights
 
     def acting(run, *batch):
         act(run)
         return ce_weights(run, *batch)
 
-    patch.setattr(ne.Run, "ce_weights", acting)
+    patch.setattr(Run, "ce_weights", acting)
 
 
 def after_each_step(patch, act):
     """Calls act(run) after each update of ne.Run.train, before it is logged."""
-    log_entry = ne.Run.log_entry
+    log_entry = Run.log_entry
 
     def acting(run, *step):
         entry = log_entry(run, *step)
         act(run)
         return entry
 
-    patch.setattr(ne.Run, "log_entry", acting)
+    patch.setattr(Run, "log_entry", acting)
 
 
 def modules():

@@ -13,6 +13,8 @@ import pytest
 from helpers import ROOT
 
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.file import Checkpoint
+from nanoeuler_parts.runs.run import Run
 
 pytestmark = pytest.mark.unit
 
@@ -261,8 +263,8 @@ def test_the_fingerprint_is_that_of_the_code(name, old, new, changes, tmp_path):
 def test_the_defaults_are_those_that_the_readme_shows(monkeypatch, capsys):
     """What `train` says before it begins.  Its first line is a machine's."""
     monkeypatch.chdir(ROOT)
-    start = ne.Checkpoint(ne.PRESETS[ne.Run.preset], None, ne.State(), None, ())
-    ne.Run("nanoeuler.bin", start, ne.Run.Options().check())
+    start = Checkpoint(ne.PRESETS[Run.preset], None, ne.State(), None, ())
+    Run("nanoeuler.bin", start, Run.Options().check())
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     _, _, shown = README.partition("\nNanoEuler: 1,053,824 parameters")
     shown = shown.partition("\n...")[0].splitlines()[1:]         # as many as there is room for

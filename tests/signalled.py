@@ -8,10 +8,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import nanoeuler as ne
+from nanoeuler_parts.runs.run import Run
 
 
 def main(name, step, number, *args):
-    method = getattr(ne.Run, name)
+    method = getattr(Run, name)
 
     def method_and_signal(run, *given, **options):
         result = method(run, *given, **options)
@@ -19,7 +20,7 @@ def main(name, step, number, *args):
             os.kill(os.getpid(), int(number))
         return result
 
-    setattr(ne.Run, name, method_and_signal)
+    setattr(Run, name, method_and_signal)
     return ne.main([*args])
 
 

@@ -1,7 +1,7 @@
 """Chat templates of the forms that models of the Hub have."""
 from models import CHATML
 
-import nanoeuler as ne
+from nanoeuler_parts.chat.templates import ALPACA
 
 SMOLLM = """
 {% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}
@@ -209,7 +209,7 @@ LOOKED = ("{% for m in messages %}{% if 'please' in m.content %}<|user|>{% endif
 TEMPLATES = dict(smollm=SMOLLM, chatml=CHATML, llama_2=LLAMA_2, llama_3=LLAMA_3, qwen_3=QWEN_3,
                  mistral=MISTRAL, gemma=GEMMA, phi_3=PHI_3, zephyr=ZEPHYR, quoted=QUOTED,
                  deepseek_r1=DEEPSEEK_R1, nemotron=NEMOTRON, upper=UPPER, looked=LOOKED,
-                 alpaca=ne.ALPACA)
+                 alpaca=ALPACA)
 THINKING = ("qwen_3", "deepseek_r1", "nemotron")         # they cut the thoughts from answers
 SPECIALS = ("</s>", "<|im_start|>", "<|im_end|>", "<s>", "[INST]", "[/INST]", "<|eot_id|>",
             "<|start_header_id|>", "<|end_header_id|>", "<think>", "</think>", "<start_of_turn>",

@@ -9,6 +9,7 @@ from helpers import ROOT
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.bundled import SHIPPED
 
 pytestmark = pytest.mark.unit
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -67,8 +68,8 @@ def test_the_examples_run(tmp_path, monkeypatch):
 
 def test_errors_are_what_the_page_says(tmp_path):
     assert bpe.UserError is ne.UserError and issubclass(ne.UserError, ValueError)
-    model = ne.load(str(ROOT / ne.SHIPPED), weights="int8")
-    c = ne.read_checkpoint(str(ROOT / ne.SHIPPED), moments=False)
+    model = ne.load(str(ROOT / SHIPPED), weights="int8")
+    c = ne.read_checkpoint(str(ROOT / SHIPPED), moments=False)
     decoder = ne.Decoder(ne.Config(), ne.init_params(ne.Config(), 1))
     trained = ne.Model(ne.Config(), ne.init_params(ne.Config(), 1))
     for wrong in (lambda: ne.load(str(tmp_path / "none.bin")),

@@ -8,7 +8,8 @@ from helpers import needs, replace_everywhere
 from models import package
 
 import nanoeuler as ne
-from nanoeuler_parts.interchange.templates import conversation_text, render
+from nanoeuler_parts.chat.templates import unmarked
+from nanoeuler_parts.chat.jinja import conversation_text, render
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
@@ -39,7 +40,7 @@ def plainly(template, messages, state, tokenizer, sampled=None):
     """The ids of the rendered text, in which each special name is taken for the token."""
     special = tokenizer.specials
     names = "|".join(map(ne.re.escape, sorted(special, key=len, reverse=True)))
-    said = [(role, ne.unmarked(text)) for role, text in messages]
+    said = [(role, unmarked(text)) for role, text in messages]
     ids = []
     for piece in ne.re.split(f"({names})", render(template, said, state)):
         ids += [special[piece]] if piece in special else tokenizer.encode(piece).tolist()
@@ -47,7 +48,7 @@ def plainly(template, messages, state, tokenizer, sampled=None):
 
 
 def test_tokens_made_of_what_is_said_are_forged(prepared, monkeypatch):
-    monkeypatch.setattr(ne, "chat_ids", plainly)
+    monkeypatch.setattr("nanoeuler_parts.chat.templates.chat_ids", plainly)
     result = attack.attack("templates", 200, seed=1)
     assert result.counts["forged"] > 40
     seed = next(iter(result.findings.values()))[0]
@@ -59,13 +60,13 @@ def test_each_guard_of_the_ids_is_needed(without, prepared, monkeypatch):
     """The twin tells what each of them keeps away."""
     if without == "SAID":                    # marks are taken off before names are looked for
         text_of = conversation_text
-        monkeypatch.setattr("nanoeuler_parts.interchange.templates.conversation_text",
-                            lambda *args: (ne.unmarked(text_of(*args)[0]), []))
+        monkeypatch.setattr("nanoeuler_parts.chat.jinja.conversation_text",
+                            lambda *args: (unmarked(text_of(*args)[0]), []))
     elif without == "frame":                 # special names are not compared
-        monkeypatch.setattr("nanoeuler_parts.interchange.templates.frame",
+        monkeypatch.setattr("nanoeuler_parts.chat.jinja.frame",
                             lambda text, special: ([], []))
     else:                                    # other letters are the same
-        monkeypatch.setattr("nanoeuler_parts.interchange.templates.with_other_letters",
+        monkeypatch.setattr("nanoeuler_parts.chat.jinja.with_other_letters",
                             lambda messages: messages)
     assert attack.attack("templates", 1500, seed=1).counts["forged"]
 

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nanoeuler as ne
-from nanoeuler_parts.machine.numbers import rounded as rounded_like
 from nanoeuler_parts.machine.cpu import BITS, DY_COLUMNS, faster_dtype, HAS_BF16, tile_width
 from nanoeuler_parts.machine.numbers import from_bf16, narrowed, narrowed_transpose, pack, to_bf16
+from nanoeuler_parts.machine.numbers import rounded as rounded_like
+from nanoeuler_parts.runs.options import TrainOptions
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 U = 2.0 ** -8            # the largest relative error of one rounding to bfloat16
@@ -328,7 +329,7 @@ def test_runs_of_the_spread_begin_apart(text, monkeypatch):
     monkeypatch.setitem(ne.PRESETS, "small", replace(TINY, vocab_size=280, seq_len=16))
     ends = []
     for k in (1, 1, 2):
-        options = ne.TrainOptions(steps=3, batch=64, dtype="f32", data=str(text))
+        options = TrainOptions(steps=3, batch=64, dtype="f32", data=str(text))
         ends.append(spread.bits_per_byte(options, k))
     assert ends[0] == ends[1] != ends[2] and abs(ends[0] - ends[2]) < 1e-4
 

@@ -13,15 +13,17 @@ from helpers import (EVERY_TENSOR, PYTHON, ROOT, TINY, complains, full_table, na
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.tensors import named, named_moments
 from nanoeuler_parts.files.safetensors import map_tensors, write_tensors
 from nanoeuler_parts.files.writing import replacing
+from nanoeuler_parts.runs.options import TrainOptions
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 
 
 def tensors_of(c):
     """name -> view of what a checkpoint of AdamW holds"""
-    return ne.named(c.cfg, c.flat) | ne.named_moments(c.cfg, "adamw", *c.moments)
+    return named(c.cfg, c.flat) | named_moments(c.cfg, "adamw", *c.moments)
 
 
 def left_behind(path):
@@ -48,7 +50,7 @@ def test_a_file_says_zero_for_none():
     assert [repr(written[name]) for name in names] == ["0", "0", "0.0"]
     state = ne.State(**written)
     assert state == ne.State() and [getattr(state, name) for name in names] == [None] * 3
-    options = ne.TrainOptions(steps=0, micro_batch=0).check()
+    options = TrainOptions(steps=0, micro_batch=0).check()
     assert options.steps is options.micro_batch is None
     assert (options.written()["steps"], options.written()["micro_batch"]) == (0, 0)
     with pytest.raises(ne.UserError, match="n_steps: expected a whole number, found False"):
@@ -280,6 +282,10 @@ sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 import bpe, nanoeuler as ne
 from helpers import put_together, take_apart
 from nanoeuler_parts import kernels
+from nanoeuler_parts.chat.verbs import generate_text
+from nanoeuler_parts.checkpoint.tensors import moment_shapes, tensor_shapes
+from nanoeuler_parts.runs.run import Run as TextRun
+from nanoeuler_parts.runs.start import launch
 from nanoeuler_parts.tools.info import info
 
 good, work = pathlib.Path({path!r}), pathlib.Path({path!r} + ".fuzz")
@@ -288,7 +294,7 @@ header, data = take_apart(good)
 raw = good.read_bytes()
 kernels.compile_kernels = lambda dtype: None
 
-class Run(ne.Run):                           # resuming got past every check
+class Run(TextRun):                          # resuming got past every check
     def __init__(self, *args): reached[0] += 1
     def go(self): pass
 NASTY = [-1, 0, 1, 3, 7, 1 << 16, 1 << 31, 10 ** 30, -10 ** 30, 1e308, float("nan"), float("inf"),
@@ -354,9 +360,9 @@ def mutated(i):
         with contextlib.suppress(Exception):
             if config["n_layer"] < 100 and config["n_mtp"] <= 16:
                 cfg = ne.Config(**config)
-                shapes = ne.tensor_shapes(cfg)
+                shapes = tensor_shapes(cfg)
                 if "adamw.m" in h:
-                    shapes |= ne.moment_shapes(cfg, "adamw")
+                    shapes |= moment_shapes(cfg, "adamw")
                 h, end = {{"__metadata__": meta}}, 0
                 for name, shape in shapes.items():
                     start, end = end, end + 4 * math.prod(shape)
@@ -374,8 +380,8 @@ for i in range({count}):
     mutated(i)
     signal.alarm(20)                         # a hang ends the process
     for what in (lambda: info(str(work)),
-                 lambda: ne.launch(Run, out=str(work), resume=True, force=False),
-                 lambda: ne.generate_text("A", str(work), tokens=0)):
+                 lambda: launch(Run, out=str(work), resume=True, force=False),
+                 lambda: generate_text("A", str(work), tokens=0)):
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 what()

@@ -10,10 +10,15 @@ from helpers import ROOT, TINY, random_flat
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.chat.messages import messages_in
+from nanoeuler_parts.chat.models import need_prompt_first
+from nanoeuler_parts.chat.verbs import generate_text
 from nanoeuler_parts.interchange import llama
 from nanoeuler_parts.kernels import compile_kernels
 from nanoeuler_parts.machine import cpu
 from nanoeuler_parts.machine.threads import use_threads
+from nanoeuler_parts.runs.guards import need_data
+from nanoeuler_parts.runs.options import TrainOptions
 from nanoeuler_parts.serve import explain, ollama, protocol, responses
 from nanoeuler_parts.serve.names import host_in
 from nanoeuler_parts.serve.server import need_ascii
@@ -56,7 +61,7 @@ def run(tokens, **changes):
 
 
 def options(**changes):
-    return lambda: ne.TrainOptions(**changes).check()
+    return lambda: TrainOptions(**changes).check()
 
 
 def state(**changes):
@@ -64,7 +69,7 @@ def state(**changes):
 
 
 def generated(*args, **options):
-    return lambda: ne.generate_text(*args, **options)
+    return lambda: generate_text(*args, **options)
 
 
 def checked(known, **body):
@@ -84,13 +89,13 @@ CASES = {
     "Model.run": [
         run(np.zeros((1, 0))), run(np.zeros((1, T + 1))), run([[-1]]), run([[V]])],
     "messages_in": [
-        lambda: ne.messages_in("x", "m"), lambda: ne.messages_in([], "m"),
-        lambda: ne.messages_in([5], "m"), lambda: ne.messages_in([("user", "x", "y")], "m")],
+        lambda: messages_in("x", "m"), lambda: messages_in([], "m"),
+        lambda: messages_in([5], "m"), lambda: messages_in([("user", "x", "y")], "m")],
     "checked_message": [
-        lambda: ne.messages_in([(5, "x")], "m"), lambda: ne.messages_in([("robot", "x")], "m")],
+        lambda: messages_in([(5, "x")], "m"), lambda: messages_in([("robot", "x")], "m")],
     "text_of": [
-        lambda: ne.messages_in([("user", [{"type": "image"}])], "m"),
-        lambda: ne.messages_in([("user", 5)], "m")],
+        lambda: messages_in([("user", [{"type": "image"}])], "m"),
+        lambda: messages_in([("user", 5)], "m")],
     "need_thinking": [lambda: ne.Sampling(thinking="maybe").check()],
     "Sampling.check": [lambda: ne.Sampling(stop=[""]).check(),
                        lambda: ne.Sampling(stop=[5]).check()],
@@ -98,13 +103,13 @@ CASES = {
     "RunOptions.check": [options(dtype="f8"), options(data="a\0")],
     "TextOptions.check": [options(newlines="dos")],
     "OptimizerOptions.check": [options(optimizer="sgd")],
-    "OptimizerOptions.chosen": [lambda: ne.TrainOptions.chosen(optimizer="adamw", muon_lr=0.1)],
+    "OptimizerOptions.chosen": [lambda: TrainOptions.chosen(optimizer="adamw", muon_lr=0.1)],
     "State.check": [state(stops=[5]), state(template="\ud800")],
     "stored": [lambda: ne.stored(np.ones((2, 2), np.float32), "f8")],
     "compile_kernels": [lambda: compile_kernels("f8")],
-    "need_data": [lambda path=path: ne.need_data(path, "a.bin")
+    "need_data": [lambda path=path: need_data(path, "a.bin")
                   for path in ("", "no such file", "/dev/null")],
-    "need_prompt_first": [lambda: ne.need_prompt_first(__file__, "no such file")],
+    "need_prompt_first": [lambda: need_prompt_first(__file__, "no such file")],
     "generate_text": [generated(None), generated("a", out="a.jsonl"), generated("a", prompts="p"),
                       generated("a", "b", prompts="p", out="a.jsonl")],
     "need_no_tokenizer": [

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 import bpe
 import nanoeuler as ne
-from nanoeuler_parts.interchange.templates import render, render_jinja
+from nanoeuler_parts.chat.messages import ROLES
+from nanoeuler_parts.chat.templates import ALPACA, chat_ids, is_chatml
+from nanoeuler_parts.chat.jinja import render, render_jinja
 from nanoeuler_parts.tuning.examples import asked_in, is_conversation, question_hash, read_examples
 from nanoeuler_parts.tuning.formats import as_example
 from nanoeuler_parts.tuning.rows import chatml_row, Examples
@@ -140,7 +142,7 @@ def test_parquet(tmp_path):
 
 # ---- the rows
 texts = st.text("tobe <|>im_startnduser\n\u00e9\u4e2d", max_size=12)
-conversations = st.lists(st.tuples(st.sampled_from(ne.ROLES), texts), max_size=6)
+conversations = st.lists(st.tuples(st.sampled_from(ROLES), texts), max_size=6)
 
 
 def row_of(messages, learned_from=0):
@@ -159,7 +161,7 @@ def test_a_row_is_what_a_chat_reads_and_says(messages, answer):
     assert answered.tolist() == [*TOKENIZER.encode(answer.encode()), TOKENIZER.specials[END]]
     assert sum(i in special for i in asked.tolist()) == 2 * len(messages) + 1
     if messages:
-        assert asked.tolist() == ne.chat_ids(ne.CHATML, messages, state, TOKENIZER)
+        assert asked.tolist() == chat_ids(ne.CHATML, messages, state, TOKENIZER)
 
 
 @given(conversations)
@@ -178,7 +180,7 @@ def test_every_answer_is_learned(messages):
 
 def test_the_template_is_chatml_to_others():
     """As transformers renders it, and under every name that is known here."""
-    assert ne.is_chatml(ne.CHATML)
+    assert is_chatml(ne.CHATML)
     messages = [("system", "Be."), ("user", "Hi?"), ("assistant", "Ho."), ("user", "And?")]
     state = ne.State(eos=END)
     needs("jinja2")
@@ -266,7 +268,7 @@ TOLD = [("system", "Be brief."), ("user", "Hi?"), ("assistant", "Ho."), ("system
 def test_others_read_alpaca_as_we_do(messages):
     """Of an export: the last question is what we give to the model, with what stands before it."""
     needs("jinja2")
-    [rendered] = render_jinja(ne.ALPACA, [dict(
+    [rendered] = render_jinja(ALPACA, [dict(
         messages=[message(*x) for x in messages], eos_token="</s>")])
     ours = render("alpaca", messages, ne.State())
     assert rendered.endswith(ours) and rendered.count("### Instruction:") == sum(
@@ -297,7 +299,7 @@ def test_alpaca_has_system_messages_before_the_instruction(template, base, tmp_p
         want = ne.PROMPT.format(instruction=f"Be brief.\n\n{question}")
         assert c.tokenizer.decode(asked).decode() == want
         messages = [("system", "Be brief."), ("user", question)]
-        assert ne.chat_ids("", messages, c.state, c.tokenizer) == asked.tolist()
+        assert chat_ids("", messages, c.state, c.tokenizer) == asked.tolist()
         assert c.tokenizer.decode(answered).decode().endswith(c.state.eos)
 
 

@@ -19,8 +19,12 @@ from hypothesis import strategies as st
 import bpe
 import nanoeuler as ne
 from nanoeuler_parts.files import corpora
-from nanoeuler_parts.files.corpora import chunks_of, Corpus, divided, END, Excerpt, unix_newlines
+from nanoeuler_parts.files.corpora import (
+    chunks_of, Corpus, divided, END, Excerpt, open_text, unix_newlines,
+)
 from nanoeuler_parts.files.safetensors import map_tensors, TOKEN_KINDS, write_tensors
+from nanoeuler_parts.runs.data import Windows
+from nanoeuler_parts.runs.evaluation import count_targets
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 unit, cli = pytest.mark.unit, pytest.mark.cli
@@ -134,7 +138,7 @@ def test_newlines_do_not_depend_on_the_pieces(data):
 def test_windows_line_ends_and_a_byte_order_mark(tokenizer, tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfTo be,\r\nor not.\r\n")
-    corpus = ne.open_text(str(path), "text", "unix", 0.1)
+    corpus = open_text(str(path), "text", "unix", 0.1)
     assert np.array_equal(tokens_of(corpus, tokenizer), alone(["To be,\nor not.\n"], tokenizer))
 
 
@@ -249,21 +253,21 @@ def test_an_excerpt_is_spread_over_the_training_part(n, piece, cut):
 @unit
 def test_windows_are_copied_when_they_are_read(n, T, data):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ne, "COUNTED_AT_ONCE", data.draw(st.integers(1, 70)))
+        patch.setattr("nanoeuler_parts.runs.data.COUNTED_AT_ONCE", data.draw(st.integers(1, 70)))
         windows_of(n, T, data)
 
 
 def windows_of(n, T, data):
     text = np.arange(n, dtype=np.uint16) % 7
     x, (y,) = ne.windows(text, range(0, n - 1, T), T, 1)
-    tokens, targets = ne.Windows(text, T), ne.Windows(text, T, 1, -1, end=3)
+    tokens, targets = Windows(text, T), Windows(text, T, 1, -1, end=3)
     y = np.where(y == 3, -1, y)
     rows = data.draw(st.lists(st.integers(0, len(x) - 1), min_size=1, max_size=5))
     assert len(tokens) == len(x) and tokens.size == x.size
     assert np.array_equal(tokens[rows], x[rows]) and np.array_equal(targets[rows], y[rows])
     assert np.array_equal(tokens, x) and np.array_equal(targets, y)
     assert targets[rows].dtype == tokens[rows].dtype == np.int32
-    assert ne.count_targets(targets) == (y >= 0).sum() == ne.count_targets(y)
+    assert count_targets(targets) == (y >= 0).sum() == count_targets(y)
 
 
 # ---- tokens in a file

@@ -25,6 +25,8 @@ import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts import cli
 from nanoeuler_parts.gpu import doctor, launches
+from nanoeuler_parts.runs.run import Run
+from nanoeuler_parts.runs.start import resumed
 from nanoeuler_parts.tools import on_gpu
 from nanoeuler_parts.tuning.sft import SftRun
 
@@ -40,7 +42,7 @@ def verb(*args):
 def life(dry, text, tmp_path, monkeypatch):
     """The arguments of a short pretraining, in an empty folder, on a Hopper that computes zeros."""
     monkeypatch.chdir(tmp_path)
-    for run in (ne.Run, SftRun):          # a launch costs as much here as on a GPU
+    for run in (Run, SftRun):          # a launch costs as much here as on a GPU
         monkeypatch.setattr(run, "sample_text",
                             lambda self, n, method=run.sample_text: method(self, 3))
     dry.gpu.compute_capability = (9, 0)
@@ -237,8 +239,8 @@ def test_a_run_of_before_muon_is_resumed_by_adamw(life, monkeypatch):
              if name not in {"optimizer", *ne.MUON_SETTINGS}}
     assert older.keys() < c.state.options.keys()
     older = c._replace(state=ne.replace(c.state, options=older))
-    monkeypatch.setattr(ne, "read_checkpoint", lambda path: older)
-    _, options = ne.resumed(on_gpu.Run, "nanoeuler.bin", None, None, {"steps": 3})
+    monkeypatch.setattr("nanoeuler_parts.checkpoint.file.read_checkpoint", lambda path: older)
+    _, options = resumed(on_gpu.Run, "nanoeuler.bin", None, None, {"steps": 3})
     assert (options.optimizer, options.lr, options.weight_decay) == ("adamw", 6e-3, 1.0)
 
 

@@ -14,6 +14,7 @@ from helpers import (STARTED, TINY, nanoeuler, needs, ok, outcome, put_together,
 
 import nanoeuler as ne
 from nanoeuler_parts.kernels import compile_kernels
+from nanoeuler_parts.runs.start import launch
 from nanoeuler_parts.tuning.dpo import dpo_loss, DpoOptions, DpoRun
 from nanoeuler_parts.tuning.examples import held_out, prompt_of
 from nanoeuler_parts.tuning.rows import Examples
@@ -121,7 +122,7 @@ def test_no_pass_takes_more_than_a_micro_batch(tuned, tmp_path, monkeypatch):
             return super().gradient(tokens, targets, weight)
 
     monkeypatch.chdir(tmp_path)
-    ne.launch(DpoRun, Other, file=str(tuned / "nanoeuler.bin"), out="x.bin", resume=False,
+    launch(DpoRun, Other, file=str(tuned / "nanoeuler.bin"), out="x.bin", resume=False,
               force=False, data=str(tuned / "pairs.jsonl"), steps=3, batch=320, eval_every=2)
     assert max(sizes) == ne.read_checkpoint("x.bin").state.micro_batch == 2
 
@@ -239,7 +240,7 @@ def test_a_model_that_nobody_taught_to_answer_is_named(base, tuned, tmp_path, mo
 
 def test_what_it_unlearns_is_no_sign_of_learning_by_heart(base, tmp_path, monkeypatch, capsys):
     found = iter([1.5, 1.7, 1.7])
-    monkeypatch.setattr(ne, "evaluate", lambda *args: next(found))
+    monkeypatch.setattr("nanoeuler_parts.runs.evaluation.evaluate", lambda *args: next(found))
     monkeypatch.chdir(write_pairs(copy_of(base, tmp_path)))
     run(*RUN, "--steps", 3, "--eval-every", 2, "--holdout", 0.2)
     assert "overfit" not in capsys.readouterr().err

@@ -9,6 +9,9 @@ from helpers import TINY, needs, refused, run, told
 from models import CHATML, dicts, write
 
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.bundled import model_path
+from nanoeuler_parts.checkpoint.file import open_checkpoint, sha256_of
+from nanoeuler_parts.runs.evaluation import evaluate
 from nanoeuler_parts.tools import evaluation as ev
 
 cli, unit, interop = pytest.mark.cli, pytest.mark.unit, pytest.mark.interop
@@ -101,7 +104,7 @@ def test_disjoint_windows_are_those_of_a_validation(model, text, one_thread):
     n_bytes = len(data) - len(c.tokenizer.vocab[tokens[0]])
     x, [y] = ne.windows(tokens, range(0, len(tokens) - 1, CFG.seq_len), CFG.seq_len, P=1)
     engine, T = ne.Model(c.cfg, c.flat), CFG.seq_len
-    want = ne.evaluate(engine, x, y, n_bytes)
+    want = evaluate(engine, x, y, n_bytes)
     text = ev.Text("a", tokens, len(tokens) - 1, n_bytes, "")
     score = ev.score_text(engine, text, T, T, -1, ev.EvalOptions())
     assert abs(ev.figures_of([score])["bits_per_byte"] / want - 1) < 1e-12
@@ -158,7 +161,7 @@ def test_rows_of_several_texts(model, text, tmp_path):
     total = texts["total"]
     assert total["bits_per_byte"] == total["nats"] / math.log(2) / total["bytes"]
     assert (texts["context"], texts["stride"]) == (64, 32)
-    assert found["sha256"] == ne.sha256_of(str(model)) and found["model"] == str(model)
+    assert found["sha256"] == sha256_of(str(model)) and found["model"] == str(model)
     shown = told("eval", model, "--data", a, b)
     assert f"{texts['domains'][str(a)]['perplexity']:,.4f}" in shown and "total" in shown
 
@@ -258,7 +261,7 @@ def test_replies_are_those_of_generate(chat, tmp_path, capsys, monkeypatch):
     assert [results[i]["reply"] for i in (0, 2, 3)] == want
     assert [results[i]["correct"] for i in (0, 2, 3)] == [True, False, True]
     assert [x["question"] for x in results] == records
-    assert found["domains"]["b"]["accuracy"] == 0.5 and found["sha256"] == ne.sha256_of(str(path))
+    assert found["domains"]["b"]["accuracy"] == 0.5 and found["sha256"] == sha256_of(str(path))
     capsys.readouterr()
     shown = told("eval", chat, "--questions", path, "--tokens", 9)
     assert "or not" in shown and "'no' or '?'" in shown and repr(want[1])[:70] in shown
@@ -266,8 +269,9 @@ def test_replies_are_those_of_generate(chat, tmp_path, capsys, monkeypatch):
     assert "wrong" not in told("eval", chat, "--questions", path, "--tokens", 9, "--show-wrong", 0)
     only = write_lines(tmp_path / "open.jsonl", [
         dict(question=text, answer="?!") for text in asked[:2]])
-    read, opened = ne.open_checkpoint, []
-    monkeypatch.setattr(ne, "open_checkpoint", lambda path: (opened.append(path), read(path))[1])
+    read, opened = open_checkpoint, []
+    monkeypatch.setattr("nanoeuler_parts.checkpoint.file.open_checkpoint",
+                        lambda path: (opened.append(path), read(path))[1])
     shown = told("eval", chat, "--questions", only, "--tokens", 9, "--show-wrong", 1)
     assert shown.count("wrong: ") == 1 and len(opened) == 1
     assert shown.endswith("1 more wrong answer; to print all, add --show-wrong 2\n")
@@ -361,7 +365,7 @@ def test_a_failure_writes_no_figures(value, code, kind, model, elsewhere, monkey
 def test_a_corpus_is_one_text_per_file_and_its_ends_are_not_scored(tmp_path, monkeypatch, capsys):
     """Documents of JSON lines, in a folder: a domain for each folder in it"""
     monkeypatch.chdir(tmp_path)
-    c = ne.read_checkpoint(ne.model_path("bundled"), moments=False)
+    c = ne.read_checkpoint(model_path("bundled"), moments=False)
     documents = [f"Document {i} begins here, and ends." for i in range(9)]
     (tmp_path / "books" / "a").mkdir(parents=True)
     lines = "".join(json.dumps({"body": x}) + "\n" for x in documents)

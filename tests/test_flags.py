@@ -11,11 +11,19 @@ from helpers import FAST, ROOT, TINY, nanoeuler, never, ok, random_flat, refused
 from numba import config, get_num_threads, set_num_threads
 
 import nanoeuler as ne
+from nanoeuler_parts.chat.sampling import ChatSampling
 from nanoeuler_parts.cli import add_verbs, Parser, VERBS
+from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.machine.threads import use_threads
+from nanoeuler_parts.runs.options import TrainOptions
+from nanoeuler_parts.runs.run import Run
+from nanoeuler_parts.runs.start import as_typed
 from nanoeuler_parts.tools.evaluation import EvalOptions
 from nanoeuler_parts.tuning.dpo import DpoOptions
 from nanoeuler_parts.tuning.sft import SftOptions
+from dataclasses import fields
+from nanoeuler_parts.checkpoint.bundled import beside_program
+from nanoeuler_parts.files.settings import flag_of, type_of
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 
@@ -232,8 +240,8 @@ def test_what_is_no_checkpoint_is_said_to_be_none(elsewhere, capsys):
 
 
 def test_one_of_a_kind():
-    assert ne.counted(1, "thread") == "1 thread" and ne.counted(0, "step") == "0 steps"
-    assert ne.counted(2000, "step") == "2,000 steps"
+    assert counted(1, "thread") == "1 thread" and counted(0, "step") == "0 steps"
+    assert counted(2000, "step") == "2,000 steps"
     model = ne.Model(TINY, random_flat(TINY, 1, np.float32))
     assert model.device().startswith("1 thread, ")
 
@@ -264,7 +272,7 @@ def test_what_can_be_refused_is_before_anything_is_compiled(flags, word, elsewhe
     ("steps", None, "no --steps"), ("template", "", "no --template"), ("ignore", [], "no --ignore"),
     ("field", ["prompt=a b", "x=y"], "--field 'prompt=a b' --field x=y")])
 def test_a_setting_is_printed_as_the_user_types_it(name, value, typed):
-    assert ne.as_typed(name, value) == typed
+    assert as_typed(name, value) == typed
 
 
 def test_an_example_file_is_read_before_anything_is_compiled(copy, monkeypatch, capsys):
@@ -301,7 +309,7 @@ def test_how_a_verb_ends(error, code, line, monkeypatch, capsys):
     def fail(*args, **flags):
         raise error
 
-    monkeypatch.setattr(ne, "chat", fail)
+    monkeypatch.setattr("nanoeuler_parts.chat.verbs.chat", fail)
     assert ne.main(["chat", "--threads", "1"]) == code
     said = capsys.readouterr().err
     assert line in said and len(said.splitlines()) == bool(line)
@@ -353,8 +361,8 @@ def test_every_verb_has_help(capsys):
     verbs = ("train", "sft", "dpo", "chat", "generate", "lens", "eval", "plot", "info",
              "compile")
     assert all(f" {verb} " in text() and "--threads" in text(verb) for verb in verbs)
-    for verb, settings in (("train", ne.TrainOptions), ("sft", SftOptions),
-                           ("dpo", DpoOptions), ("chat", ne.ChatSampling),
+    for verb, settings in (("train", TrainOptions), ("sft", SftOptions),
+                           ("dpo", DpoOptions), ("chat", ChatSampling),
                            ("generate", ne.Sampling), ("eval", EvalOptions)):
         parts = dict(re.findall(r" (--\S+) [A-Z_0-9=]+ (.*?)(?= --\S+ [A-Z_0-9=]+ |$)", text(verb)))
         for name, f in settings.__dataclass_fields__.items():
@@ -396,15 +404,15 @@ def test_python_names_a_setting_as_its_field():
 
 def test_every_setting_of_every_verb_is_named_by_its_flag(capsys):
     """Each number field of the settings, below its range"""
-    for verb, options in (("train", ne.TrainOptions), ("chat", ne.ChatSampling),
+    for verb, options in (("train", TrainOptions), ("chat", ChatSampling),
                           ("generate", ne.Sampling)):
-        for f in ne.fields(options):
-            if f.metadata.get("help") and ne.type_of(f) in (int, float):
+        for f in fields(options):
+            if f.metadata.get("help") and type_of(f) in (int, float):
                 low, _ = f.metadata["range"]
-                below = low - 1 if ne.type_of(f) is int else low - abs(low) - 1
+                below = low - 1 if type_of(f) is int else low - abs(low) - 1
                 prompt = ["a"] if verb == "generate" else []
-                line = refused(capsys, verb, *prompt, f"{ne.flag_of(f.name)}={below}")
-                assert line.startswith(f"nanoeuler: {ne.flag_of(f.name)}: expected "), line
+                line = refused(capsys, verb, *prompt, f"{flag_of(f.name)}={below}")
+                assert line.startswith(f"nanoeuler: {flag_of(f.name)}: expected "), line
                 assert "e+" not in line
 
 
@@ -416,7 +424,8 @@ def test_a_text_in_place_of_a_preset(text, elsewhere, capsys):
 
 def test_a_preset_may_be_a_flag(monkeypatch, capsys):
     found = []
-    monkeypatch.setattr(ne, "launch", lambda run, preset, **chosen: found.append(preset))
+    monkeypatch.setattr("nanoeuler_parts.runs.start.launch",
+                        lambda run, preset, **chosen: found.append(preset))
     for argv in (["big"], ["--preset", "big"], []):
         assert ne.main(["train", *argv, "--threads", "1"]) == 0
     assert found == ["big", "big", None]
@@ -430,7 +439,7 @@ def test_a_name_with_a_line_end_is_no_two_names(elsewhere, capsys):
 
 
 def test_a_resumed_run_knows_what_was_given():
-    old = ne.TrainOptions.chosen(warmup=3, steps=5)
+    old = TrainOptions.chosen(warmup=3, steps=5)
     new = old.changed(minutes=2.0)
     assert new.given == {"warmup", "steps", "minutes"} and (new.warmup, new.minutes) == (3, 2.0)
 
@@ -439,13 +448,13 @@ def test_a_default_beside_the_program_is_no_file_of_this_folder(elsewhere, capsy
     """Only the default --data may lie beside the program."""
     assert (ROOT / "data/everyday.py").exists()
     refused(capsys, "train", "--data", "data/everyday.py", words=["data/everyday.py: No such file"])
-    of = ne.Run.data_path                    # also of a run that is resumed
-    assert of(ne.TrainOptions(data="data/everyday.py")) == "data/everyday.py"
-    assert of(ne.TrainOptions()) == str(ROOT / "data/shakespeare.txt")
+    of = Run.data_path                    # also of a run that is resumed
+    assert of(TrainOptions(data="data/everyday.py")) == "data/everyday.py"
+    assert of(TrainOptions()) == str(ROOT / "data/shakespeare.txt")
     (elsewhere / "data").mkdir()
     (elsewhere / "data/shakespeare.txt").write_text("mine", encoding="utf-8")
-    assert of(ne.TrainOptions()) == "data/shakespeare.txt"
-    assert ne.beside_program("none.txt") == "none.txt"
+    assert of(TrainOptions()) == "data/shakespeare.txt"
+    assert beside_program("none.txt") == "none.txt"
 
 
 @pytest.mark.parametrize("program", sorted(

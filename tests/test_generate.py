@@ -12,6 +12,7 @@ from oracles import naive
 from servers import chat_model
 
 import nanoeuler as ne
+from nanoeuler_parts.chat.verbs import chat
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 
@@ -440,7 +441,7 @@ def test_a_chat_refuses_what_it_has_not(path, capsys):
     for name in "n", "logprobs":
         refused(capsys, "chat", path, f"--{name}", 2, words=[f"unknown flag --{name}"])
         with pytest.raises(ne.UserError, match=f"{name}: expected .*, found 2"):
-            ne.chat(str(path), **{name: 2})
+            chat(str(path), **{name: 2})
     with pytest.raises(SystemExit):
         ne.main(["chat", "--help"])
     said = capsys.readouterr().out

@@ -11,9 +11,11 @@ from texts import TORTURE
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.chat.templates import ALPACA
+from nanoeuler_parts.checkpoint.tensors import named
 from nanoeuler_parts.files.safetensors import MUCH
 from nanoeuler_parts.interchange.gguf import write_gguf
-from nanoeuler_parts.interchange.tokenizers import PRE, gguf_of_tokenizer, tokenizer_of_gguf
+from nanoeuler_parts.interchange.tokenizers import gguf_of_tokenizer, PRE, tokenizer_of_gguf
 from nanoeuler_parts.tokenizers.words import PATTERNS, SHORT
 
 pytestmark = pytest.mark.interop
@@ -72,12 +74,12 @@ def test_the_gguf_package_reads_what_is_written(matrices, tokenizer, tmp_path):
     assert value("tokenizer.ggml.token_type")[-4:] == [1, 3, 3, 3]
     assert value("tokenizer.ggml.eos_token_id") == c.tokenizer.specials["</s>"]
     assert value("tokenizer.ggml.bos_token_id") == c.tokenizer.specials["<|im_start|>"]
-    assert value("tokenizer.chat_template") == ne.ALPACA
+    assert value("tokenizer.chat_template") == ALPACA
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, cfg.n_layer)
     theirs = {t.name: t for t in f.tensors}
     assert len(theirs) == 2 * 9 + 3
     limit = {"f32": 0, "f16": 2e-3, "q8_0": 5e-3}[matrices]
-    for name, w in ne.named(cfg, c.flat).items():
+    for name, w in named(cfg, c.flat).items():
         if name.startswith("mtp."):
             continue
         t = theirs[names.get_name(name, (".weight",))]
@@ -96,7 +98,7 @@ def test_the_gguf_package_reads_what_is_written(matrices, tokenizer, tmp_path):
     run("import", tmp_path / "a.gguf", tmp_path / "b.bin")
     again = ne.read_checkpoint(str(tmp_path / "b.bin"))
     assert again.cfg == replace(cfg, n_mtp=1) and again.tokenizer.hash() == c.tokenizer.hash()
-    assert (again.state.template, again.state.bos) == (ne.ALPACA, "<|im_start|>")
+    assert (again.state.template, again.state.bos) == (ALPACA, "<|im_start|>")
     kept = ne.views(c.flat, ne.param_table(cfg))
     found = present(ne.views(again.flat, ne.param_table(again.cfg)))
     for name, want in present(kept._replace(lm_head=kept.lm_head[:1])).items():

@@ -22,6 +22,9 @@ from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
 from oracles import naive
 from oracles.naive_attention import NaiveModel
+from nanoeuler_parts.checkpoint.tensors import named
+from nanoeuler_parts.runs.evaluation import evaluate
+from nanoeuler_parts.runs.loop import ESTIMATE
 
 if problem := nc.gpu_problem():
     pytest.skip(problem, allow_module_level=True)
@@ -145,10 +148,10 @@ def test_muon_is_that_of_the_cpu(cfg, dtype, bound):
     to 3.4 each."""
     flat = random_flat(cfg, 1, np.float64)
     cpu, gpu = ne.Model(cfg, flat.copy()), nc.Model(cfg, flat.astype(SIZE[dtype]), dtype=dtype)
-    rng, before = np.random.default_rng(2), ne.named(cfg, gpu.buffers()[0].astype(np.float64))
+    rng, before = np.random.default_rng(2), named(cfg, gpu.buffers()[0].astype(np.float64))
     for step in range(1, 4):
         g = rng.standard_normal(flat.size)
-        for x in ne.named(cfg, g).values():
+        for x in named(cfg, g).values():
             if x.ndim == 2:
                 x += 9 * np.outer(rng.standard_normal(len(x)), rng.standard_normal(x.shape[1]))
         cpu.g_flat[:] = g
@@ -157,8 +160,8 @@ def test_muon_is_that_of_the_cpu(cfg, dtype, bound):
         _, norm = gpu.update(hyper(step, **MUON))
         assert norm == pytest.approx(expected, rel=1e-6) and not gpu.g_flat.copy_to_host().any()
     ends = nc.to_host(gpu.flat).astype(np.float64)
-    for name, x in ne.named(cfg, ends).items():
-        y = ne.named(cfg, cpu.flat)[name]
+    for name, x in named(cfg, ends).items():
+        y = named(cfg, cpu.flat)[name]
         assert nc.relative_error(x, y) < bound * nc.relative_error(y, before[name]), name
 
 
@@ -212,7 +215,7 @@ def test_eval_is_that_of_the_cpu_and_init_begins_there(tmp_path):
     data = on_gpu.Run(str(tmp_path / "x.bin"), a._replace(moments=(), state=ne.State()), options,
                   nc.Model).data
     model = nc.Model(a.cfg, a.flat, options=options)
-    want = ne.evaluate(model, *data.validation, ne.ESTIMATE, b.state.micro_batch)
+    want = evaluate(model, *data.validation, ESTIMATE, b.state.micro_batch)
     assert read_log(str(tmp_path / "b.jsonl"))[0]["val_bits_per_byte"] == want
 
 

@@ -14,6 +14,8 @@ import nanoeuler as ne
 
 sys.path.insert(0, str(ROOT / "bench"))
 import gpu_minutes
+from nanoeuler_parts.files.corpora import open_text
+from nanoeuler_parts.runs.evaluation import evaluate
 
 pytestmark = pytest.mark.unit
 ONE = dict(steps=1, ms=1.0, seconds=1.0, bits_per_byte=1.0)      # what a worker returns
@@ -118,11 +120,11 @@ def test_the_peer_trains_on_the_tokens_of_ours(tmp_path, monkeypatch):
             "f32", "--steps", 2)
     c = ne.read_checkpoint("nanoeuler.bin")
     batches, x, targets, n_bytes = gpu_minutes.text(SimpleNamespace(data="text.txt"), c.cfg, 1)
-    text = ne.open_text("text.txt", "text", "", gpu_minutes.HOLDOUT)
+    text = open_text("text.txt", "text", "", gpu_minutes.HOLDOUT)
     text.encode(c.tokenizer, -1, 0.0, 1)
     assert np.array_equal(batches.tokens, text.train)
     model = ne.Model(c.cfg, c.flat)
-    assert ne.evaluate(model, x, targets, n_bytes) == pytest.approx(c.state.bits_per_byte, rel=1e-6)
+    assert evaluate(model, x, targets, n_bytes) == pytest.approx(c.state.bits_per_byte, rel=1e-6)
 
 
 def test_rates():

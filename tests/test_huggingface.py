@@ -21,12 +21,15 @@ from texts import TORTURE
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.chat.jinja import render, TEMPLATE_BYTES
+from nanoeuler_parts.chat.templates import chat_ids
+from nanoeuler_parts.checkpoint.tensors import named
 from nanoeuler_parts.files.safetensors import map_tensors, write_tensors
 from nanoeuler_parts.interchange.forms import reading_form
-from nanoeuler_parts.interchange.huggingface import (FILES_OF_LLAMA, INDEX, OF_HUB, Settings,
-                                                     llama_of_folder)
+from nanoeuler_parts.interchange.huggingface import (
+    FILES_OF_LLAMA, INDEX, llama_of_folder, OF_HUB, Settings,
+)
 from nanoeuler_parts.interchange.llama import LLAMA, llama_config
-from nanoeuler_parts.interchange.templates import TEMPLATE_BYTES, render
 
 pytestmark = pytest.mark.interop
 
@@ -68,7 +71,7 @@ def test_transformers_reads_tokenizer_and_template(tokenizer, tmp_path):
     ours = ne.read_checkpoint(str(path))
     asked = [("user", "What is 12 + 345?")]
     want = theirs.apply_chat_template(dicts(asked), add_generation_prompt=True)["input_ids"]
-    assert ne.chat_ids("", asked, ours.state, ours.tokenizer) == want
+    assert chat_ids("", asked, ours.state, ours.tokenizer) == want
     long = theirs.apply_chat_template(dicts(HELLO), tokenize=False)
     assert long.count("### Instruction:") == 2 and "Hi.</s>" in long
     fast = theirs.backend_tokenizer
@@ -380,7 +383,7 @@ def test_the_tensor_that_is_not_finite_is_named(source, bad, tokenizer, tmp_path
 
     def spoilt(path, moments=True):
         c = read(path, moments)
-        ne.named(c.cfg, c.flat)["model.layers.1.mlp.up_proj.weight"][3, 5] = bad
+        named(c.cfg, c.flat)["model.layers.1.mlp.up_proj.weight"][3, 5] = bad
         return c
     replace_everywhere(monkeypatch, "read_checkpoint", spoilt)
     as_folder(tmp_path, tokenizer)           # exports it

@@ -9,6 +9,9 @@ from helpers import TINY, refused, run, told
 from models import package, write
 
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.file import Checkpoint, open_checkpoint, params_in
+from nanoeuler_parts.checkpoint.matrices import in_int8
+from nanoeuler_parts.checkpoint.tensors import named
 from nanoeuler_parts.interchange import importing
 
 pytestmark = pytest.mark.interop
@@ -28,12 +31,12 @@ def sources(tmp_path_factory, tokenizer):
 
 def rounded(c, dtype):
     """{name: tensor} of a checkpoint with its matrices rounded to a type"""
-    tensors = ne.named(c.cfg, c.flat)
+    tensors = named(c.cfg, c.flat)
     if dtype == "bf16":
         return {name: ne.from_bf16(ne.to_bf16(x)) if x.ndim > 1 else x
                 for name, x in tensors.items()}
     if dtype == "int8":
-        return {name: np.multiply(*ne.in_int8(x), dtype=np.float32) if x.ndim > 1 else x
+        return {name: np.multiply(*in_int8(x), dtype=np.float32) if x.ndim > 1 else x
                 for name, x in tensors.items()}
     return tensors
 
@@ -50,7 +53,7 @@ def test_matrices_are_stored_in_a_type(dtype, bytes_each, source, sources, tmp_p
     again = ne.read_checkpoint(str(tmp_path / "a.bin"))
     assert (again.cfg, again.matrices) == (c.cfg, dtype)
     for name, want in rounded(c, dtype).items():
-        assert np.array_equal(ne.named(again.cfg, again.flat)[name], want), name
+        assert np.array_equal(named(again.cfg, again.flat)[name], want), name
     assert (tmp_path / "a.bin").stat().st_size - bytes_each * c.flat.size < 60_000
     ne.write_checkpoint(str(tmp_path / "c.bin"), again.cfg, again.tokenizer, again.state,
                         again.flat, matrices=dtype)
@@ -63,16 +66,16 @@ def test_the_type_is_the_default_while_decoding(dtype, sources, tmp_path):
     _, paths = sources
     path = str(tmp_path / "a.bin")
     run("import", paths["folder"], path, "--dtype", dtype)
-    whole, c = ne.read_checkpoint(path), ne.open_checkpoint(path)
+    whole, c = ne.read_checkpoint(path), open_checkpoint(path)
     assert ne.load(path).decoder.kept_as == dtype
     assert ne.load(path, weights="f32").decoder.kept_as == "f32"
     for weights in ne.Decoder.formats:
         want = ne.Decoder(whole.cfg, whole.flat, weights).weights
-        got = ne.Decoder(c.cfg, ne.params_in(c), weights).weights
+        got = ne.Decoder(c.cfg, params_in(c), weights).weights
         assert all(map(np.array_equal, got.p, want.p))
         assert all(map(np.array_equal, got.scales, want.scales))
         assert got.input_dtype == want.input_dtype
-    assert np.array_equal(ne.flat_of(c.cfg, ne.params_in(c)), whole.flat)
+    assert np.array_equal(ne.flat_of(c.cfg, params_in(c)), whole.flat)
     names = {"f32": "float32", "bf16": "bfloat16", "int8": "int8"}
     assert re.search(f"matrices +{names[dtype]}", told("info", path))
 
@@ -84,7 +87,7 @@ def test_the_whole_model_is_never_in_memory(sources, tmp_path, monkeypatch):
     monkeypatch.setattr(importing, "BLOCK", 4096)
     f = importing.llama_of_folder(paths["folder"])
     tensors = importing.tensors_to_write(f, "", "int8")
-    largest = 4 * max(x.size for x in ne.named(c.cfg, c.flat).values())
+    largest = 4 * max(x.size for x in named(c.cfg, c.flat).values())
     assert 4 * c.flat.size > 6 * largest
 
     def peak(work):
@@ -102,19 +105,19 @@ def test_the_whole_model_is_never_in_memory(sources, tmp_path, monkeypatch):
     used, _ = peak(convert)
     assert used < 4 * c.flat.size / 8
     run("import", paths["folder"], path, "--dtype", "int8")
-    opened = ne.open_checkpoint(path)
-    used, weights = peak(lambda: ne.Weights(c.cfg, ne.params_in(opened), "int8"))
+    opened = open_checkpoint(path)
+    used, weights = peak(lambda: ne.Weights(c.cfg, params_in(opened), "int8"))
     panels = sum(x.nbytes for x in (*weights.p, *weights.scales))
     assert c.flat.size < panels and used < panels + 4 * largest
 
 
 def test_a_bad_value_in_a_later_block_is_named(sources, tmp_path, monkeypatch, capsys, tokenizer):
     flat = sources[0].flat.copy()
-    ne.named(CFG, flat)["model.layers.1.mlp.up_proj.weight"][150, 7] = np.inf
+    named(CFG, flat)["model.layers.1.mlp.up_proj.weight"][150, 7] = np.inf
     path = tmp_path / "bad.bin"
     ne.write_checkpoint(str(path), CFG, tokenizer, ne.State(), flat)
     monkeypatch.setattr("nanoeuler_parts.interchange.exporting.read_checkpoint",
-                        lambda *_, **__: ne.Checkpoint(CFG, tokenizer, ne.State(), flat, ()))
+                        lambda *_, **__: Checkpoint(CFG, tokenizer, ne.State(), flat, ()))
     run("export", path, tmp_path / "hf")
     monkeypatch.setattr(importing, "BLOCK", 4096)
     refused(capsys, "import", tmp_path / "hf", tmp_path / "b.bin", "--dtype", "int8",

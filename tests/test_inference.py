@@ -20,6 +20,8 @@ from oracles import naive
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.chat.templates import rewind_to
+from nanoeuler_parts.chat.verbs import chat
 from nanoeuler_parts.machine.cpu import DTYPE
 
 
@@ -87,7 +89,7 @@ def test_only_what_differs_is_read_again(ids, read):
     decoder = ne.Decoder(TINY, random_flat(TINY, 2))
     for token in (1, 2, 3):
         decoder.step(token)
-    assert len(rest := ne.rewind_to(decoder, ids)) == read
+    assert len(rest := rewind_to(decoder, ids)) == read
     assert decoder.tokens + rest == ids
 
 
@@ -351,9 +353,10 @@ def test_a_prompt_is_shown_before_it_is_read(tmp_path, monkeypatch):
         def flush(self):
             self.shown = self.getvalue()
 
-    out, seen, rewind = Terminal(), [], ne.rewind_to
+    out, seen, rewind = Terminal(), [], rewind_to
     monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(ne, "rewind_to", lambda *args: (seen.append(out.shown), rewind(*args))[1])
+    monkeypatch.setattr("nanoeuler_parts.chat.templates.rewind_to",
+                        lambda *args: (seen.append(out.shown), rewind(*args))[1])
     run("generate", "Two", spoken(tmp_path, "Yes!"), "--temperature", 0)
     assert seen == ["Two"] and out.getvalue() == "TwoYes!\n"
 
@@ -375,7 +378,7 @@ def test_ctrl_c_stops_a_reply_and_not_the_chat(tmp_path, monkeypatch, capsys):
             return super().read(parts)
 
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines, "/quit"))
-    ne.chat(str(path), decoder=Decoder, temperature=0.0)
+    chat(str(path), decoder=Decoder, temperature=0.0)
     assert capsys.readouterr().out.endswith("stops a reply.\nYesYes!\n\n")
 
 

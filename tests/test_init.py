@@ -7,7 +7,12 @@ import pytest
 from helpers import before_each_step, FAST, refused, run, TEXT
 
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.bundled import model_path
 from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.runs.evaluation import evaluate
+from nanoeuler_parts.runs.loop import ESTIMATE
+from nanoeuler_parts.runs.options import TrainOptions
+from nanoeuler_parts.runs.run import Run
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 SHORT = "--batch", "64", "--warmup", "2", "--eval-every", "3"
@@ -54,10 +59,10 @@ def test_the_validation_before_step_1_is_that_of_the_checkpoint(dtype, here, cap
     assert new.state.kind == "base" and new.state.step == new.state.n_steps == 3
     log = read_log("new.jsonl")
     assert log[0]["step"] == 0 and log[0]["val_bits_per_byte"] and "sample" in log[1]
-    options = ne.TrainOptions(data="two.txt", dtype=dtype, steps=3).check()
-    fresh = ne.Run("x.bin", old._replace(moments=(), state=ne.State()), options)
+    options = TrainOptions(data="two.txt", dtype=dtype, steps=3).check()
+    fresh = Run("x.bin", old._replace(moments=(), state=ne.State()), options)
     model = ne.Model(old.cfg, old.flat, dtype=ne.PRECISIONS[dtype])
-    want = ne.evaluate(model, *fresh.data.validation, ne.ESTIMATE, new.state.micro_batch)
+    want = evaluate(model, *fresh.data.validation, ESTIMATE, new.state.micro_batch)
     assert log[0]["val_bits_per_byte"] == want
     assert f"step     0  validation {want:.4f} bits/byte (estimate)" in said
     rates = [r["lr"] for r in log if "loss" in r]        # a tenth of a new model's, and warmed up
@@ -107,7 +112,7 @@ def test_the_bundled_model_continues(here, capsys):
         "--seq-len", 64, "--out", "new.bin")
     log = read_log("new.jsonl")
     assert 1 < log[0]["val_bits_per_byte"] < 4
-    assert ne.read_checkpoint("new.bin").cfg == ne.read_checkpoint(ne.model_path("bundled")).cfg
+    assert ne.read_checkpoint("new.bin").cfg == ne.read_checkpoint(model_path("bundled")).cfg
 
 
 def test_what_init_refuses(here, capsys):

@@ -9,6 +9,7 @@ import pytest
 from helpers import FAST, ROOT, complains, copy_parts, needs, ok, with_kernels
 
 import nanoeuler as ne
+from nanoeuler_parts import flags
 
 pytestmark = pytest.mark.cli
 
@@ -241,11 +242,11 @@ def test_the_installed_command_of_the_gpu(site, tmp_path, monkeypatch):
     ("", "python nanoeuler.py")])
 def test_advice_is_what_this_user_types(started, typed, monkeypatch):
     monkeypatch.setattr(sys, "argv", [started])
-    assert ne.typed("nanoeuler.py") == typed
+    assert flags.typed("nanoeuler.py") == typed
     on_gpu = typed if typed != "nanoeuler" else "python nanoeuler.py"
     on_gpu = on_gpu.replace("nanoeuler.py", "nanoeuler_cuda.py")
     on_gpu = "nanoeuler-cuda" if started == "nanoeuler-cuda" else on_gpu
-    assert ne.typed("nanoeuler_cuda.py") == on_gpu
+    assert flags.typed("nanoeuler_cuda.py") == on_gpu
 
 
 def test_an_installed_program_runs_in_any_folder(tmp_path):

@@ -15,9 +15,10 @@ from models import write
 from servers import chat_model, post, serving
 
 import nanoeuler as ne
+from nanoeuler_parts.chat import json_frames, json_mode, json_schema
+from nanoeuler_parts.chat.json_mode import after_bytes, compiled, Constraint, is_complete, Trie
+from nanoeuler_parts.checkpoint.bundled import SHIPPED
 from nanoeuler_parts.files.texts import json_beginning
-from nanoeuler_parts.tools import json_frames, json_mode, json_schema
-from nanoeuler_parts.tools.json_mode import Constraint, Trie, after_bytes, compiled, is_complete
 
 pytestmark = pytest.mark.unit
 
@@ -789,7 +790,7 @@ ASKED = ["Who are you?", "Tell me of a cat.", "Describe a person with name and a
 @pytest.mark.parametrize("n", [1, pytest.param(40, marks=pytest.mark.slow)])
 def test_replies_of_the_bundled_model_fit(n):
     """For five prompts and five schemas, n replies each; few reach the limit."""
-    bundled = ne.load(str(ROOT / ne.SHIPPED), weights="int8", temperature=1.0, tokens=256)
+    bundled = ne.load(str(ROOT / SHIPPED), weights="int8", temperature=1.0, tokens=256)
     ends = []
     for schema in SCHEMAS.values():
         found = bundled.generate(ASKED, json_schema=as_text(schema), n=n, batch=32)

@@ -14,7 +14,8 @@ import tomllib
 import pytest
 from helpers import ROOT
 
-import nanoeuler as ne
+from nanoeuler_parts.checkpoint import bundled
+from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.tuning.dpo import DpoRun
 from nanoeuler_parts.tuning.sft import SftRun
 
@@ -68,20 +69,54 @@ def imported(path, everywhere=True):
             yield (node.module or "").split(".")[0]
 
 
-# Imports run one way, from left to right:
-# bpe <- machine, files, tokenizers, gpu <- nanoeuler
-# nanoeuler <- tuning, interchange, tools, serve, nanoeuler_cuda
-# nanoeuler_cuda <- tensor_cores, ranks
-# A program starts itself by its own name, because Numba's cache knows named tuples by their
-# module's name.
+# Imports run one way: a module imports those of lower levels and of its own folder.
+LEVELS = [
+    {"bpe"},
+    {"machine", "files", "tokenizers", "gpu"},
+    {"nanoeuler"},
+    {"checkpoint"},
+    {"flags"},
+    {"kernels"},
+    {"chat"},
+    {"runs"},
+    {"tuning", "interchange", "tools"},
+    {"serve", "cli"},
+    {"tools.on_gpu"},
+    {"nanoeuler_cuda"},
+    {"tensor_cores", "ranks"},
+]
+# Folders of one level that may import each other
+SIBLINGS = {("machine", "files"), ("files", "machine"), ("gpu", "machine"), ("gpu", "files"),
+            ("tools", "tuning")}
+# Functions and classes that import from a higher level when they are called
+UPWARD = {
+    ("bpe", "Tokenizer", "tokenizers"),
+    ("nanoeuler", "Model", "kernels"), ("nanoeuler", "Decoder", "kernels"),
+    ("nanoeuler", "main", "cli"),
+    ("chat.terminal", "conversation_in", "tuning"),      # /load reads the files of `sft`
+    *(("tools.on_gpu", name, "nanoeuler_cuda")           # when its verb runs
+      for name in ("device_verb", "program_verb", "training_verb", "doctor")),
+    ("tools.on_gpu", "training_verb", "ranks"),
+    ("nanoeuler_cuda", "tensor_cores", "tensor_cores"),
+    ("nanoeuler_cuda", "add_rank_tests", "ranks"),
+}
 PARTS = sorted((ROOT / "nanoeuler_parts").rglob("*.py"))
 PROGRAMS = ("bpe.py", "nanoeuler.py", "nanoeuler_cuda.py", "check.py")
-# folders of nanoeuler_parts that the programs stand on, and those that stand on the GPU program
-LOWER = "machine", "files", "tokenizers", "gpu"
 ON_CUDA = "tensor_cores", "ranks"
 BELOW = {"bpe.py": {"bpe"}, "nanoeuler.py": {"bpe", "nanoeuler", "nanoeuler_parts"},
          "nanoeuler_cuda.py": {"bpe", "nanoeuler", "nanoeuler_cuda", "nanoeuler_parts"},
          "check.py": {"nanoeuler", "nanoeuler_parts"}}
+
+
+def unit_of(module):
+    """The entry of LEVELS for a module: `chat` for nanoeuler_parts.chat.speaker"""
+    name = module.removeprefix("nanoeuler_parts.")
+    return name if name == "tools.on_gpu" else name.split(".")[0]
+
+
+def level_of(unit):
+    [level] = [i for i, units in enumerate(LEVELS) if unit in units]
+    return level
 
 
 def module_of(path):
@@ -180,60 +215,40 @@ def test_nothing_else_is_at_the_top_level():
     assert {name.split("/")[0] for name in tracked.stdout.split("\0") if name} == TOP
 
 
-@pytest.mark.parametrize("path", PARTS, ids=module_of)
-def test_the_lower_parts_do_not_import_the_programs(path):
-    folder = path.relative_to(ROOT / "nanoeuler_parts").parts[0]
-    names = {name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-             for name in modules_imported(node)}
-    ours = {name for name in names if name.split(".")[0] in OURS}
-    if folder in LOWER:
-        allowed = ("bpe", *(f"nanoeuler_parts.{name}" for name in LOWER))
-        assert all(name.startswith(allowed) for name in ours), ours
-    else:
-        of_cuda = folder in ON_CUDA or path.name == "on_gpu.py"
-        above = {"bpe", "nanoeuler", "nanoeuler_parts", *["nanoeuler_cuda"] * of_cuda}
-        assert {name.split(".")[0] for name in ours} <= above
+IMPORTING = [*PARTS, *(ROOT / name for name in PROGRAMS[:3])]
 
 
-def test_bpe_reaches_the_parts_in_one_method():
-    """bpe.py also works alone, with GPT-2's pattern."""
-    path = ROOT / "bpe.py"
-    assert imports_in_functions(path) == {("Tokenizer", "nanoeuler_parts.tokenizers.families")}
-    assert "nanoeuler_parts" not in imported(path, everywhere=False)
+def units_imported(node, unit):
+    """The units of LEVELS from which the import statements in this code take something"""
+    names = {name for part in ast.walk(node) for name in modules_imported(part)}
+    names = {name for name in names if name.split(".")[0] in OURS and name != "nanoeuler_parts"}
+    return {unit_of(name) for name in names} - {unit}
 
 
-def test_nanoeuler_reaches_higher_parts_in_few_functions():
-    """At its top it imports the lower ones alone.  Verbs are imported by the table VERBS."""
-    path = ROOT / "nanoeuler.py"
-    assert imports_in_functions(path) == {
-        ("Model", "nanoeuler_parts.kernels"),
-        ("Decoder", "nanoeuler_parts.kernels"),
-        ("main", "nanoeuler_parts.cli"),
-        ("chat", "nanoeuler_parts.tools.ahead"),
-        ("chat", "nanoeuler_parts.tools.terminal"),
-        ("chat_ids", "nanoeuler_parts.interchange.templates"),
-        ("Speaker", "nanoeuler_parts.tools.json_mode"),
-        ("generate_text", "nanoeuler_parts.tools.json_mode"),
-        ("generate_text", "nanoeuler_parts.tools.prompts")}
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    top = {name for outer in tree.body if not isinstance(outer, (ast.FunctionDef, ast.ClassDef))
-           for node in ast.walk(outer) for name in modules_imported(node)}
-    lower = tuple(f"nanoeuler_parts.{name}." for name in LOWER)
-    assert all(name.startswith(lower) for name in top if name.startswith("nanoeuler_parts."))
+@pytest.mark.parametrize("path", IMPORTING, ids=module_of)
+def test_imports_run_from_higher_levels_to_lower_ones(path):
+    """At the top of a module.  A function may import from above when it is called, if it is in
+    UPWARD."""
+    if module_of(path) == "nanoeuler_parts":
+        return
+    unit = unit_of(module_of(path))
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        inner = isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        for other in units_imported(node, unit):
+            if level_of(other) < level_of(unit) or (unit, other) in SIBLINGS:
+                continue
+            where = module_of(path).removeprefix("nanoeuler_parts.")
+            assert inner and (where, node.name, other) in UPWARD, (
+                f"{where} may not import {other}, which is not below it")
 
 
-def test_nanoeuler_cuda_reaches_higher_parts_in_few_functions():
-    """At its top it imports the lower ones alone.  The block that starts the program shows help."""
-    path = ROOT / "nanoeuler_cuda.py"
-    assert {x for x in imports_in_functions(path) if x[1].split(".")[1] in ON_CUDA} == {
-        *(("tensor_cores", f"nanoeuler_parts.tensor_cores.{name}")
-          for name in ("attention", "matmul", "selftests", "steps")),
-        ("add_rank_tests", "nanoeuler_parts.ranks.engine")}
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    top = {name for outer in tree.body if not isinstance(outer, (ast.FunctionDef, ast.ClassDef))
-           for node in ast.walk(outer) for name in modules_imported(node)}
-    top -= {"nanoeuler_parts.tools.on_gpu"}
-    assert {name.split(".")[1] for name in top if name.startswith("nanoeuler_parts.")} <= {*LOWER}
+def test_the_list_of_imports_from_above_has_no_other_entry():
+    for where, name, other in UPWARD:
+        path = next(path for path in IMPORTING
+                    if module_of(path).removeprefix("nanoeuler_parts.") == where)
+        [node] = [node for node in ast.parse(path.read_text(encoding="utf-8")).body
+                  if getattr(node, "name", "") == name]
+        assert other in units_imported(node, unit_of(module_of(path)))
 
 
 def test_no_module_imports_itself_through_others():
@@ -269,20 +284,29 @@ print("\\n" + json.dumps(found))
 
 def test_a_verb_loads_no_module_of_another():
     higher = tuple(f"nanoeuler_parts.{x.name}" for x in (ROOT / "nanoeuler_parts").iterdir()
-                   if x.is_dir() and x.name not in (*LOWER, "__pycache__"))
+                   if x.is_dir() and level_of(x.name) > level_of("nanoeuler"))
     code = LOADED.format(root=str(ROOT), higher=higher)
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    formats = ["interchange.forms", "interchange.gguf", "interchange.huggingface",
-               "interchange.llama", "interchange.templates", "interchange.tokenizers"]
-    tuning = ["tuning.examples", "tuning.formats", "tuning.sft"]
-    assert json.loads(said.stdout.splitlines()[-1]) == {
-        "train": [], "sft": tuning, "dpo": ["tuning.dpo", *tuning], "chat": [], "generate": [],
-        "lens": ["tools.lens"], "eval": ["tools.evaluation", "tuning.examples", "tuning.formats"],
-        "serve": ["serve.verb"], "plot": ["tools.plot"], "info": ["tools.info"],
-        "list": ["tools.listing"],
-        "quantize": ["interchange.quantize"],
-        "export": sorted(["interchange.exporting", *formats]),
-        "import": sorted(["interchange.importing", *formats]), "compile": []}
+    found = json.loads(said.stdout.splitlines()[-1])
+    files, talk = {"checkpoint"}, {"checkpoint", "chat"}
+    assert {verb: {name.split(".")[0] for name in names} for verb, names in found.items()} == {
+        "train": {*talk, "runs"}, "sft": {*talk, "runs", "tuning"},
+        "dpo": {*talk, "runs", "tuning"}, "chat": talk, "generate": talk,
+        "lens": {*talk, "tools"}, "eval": {*talk, "tuning", "tools"}, "serve": {*talk, "serve"},
+        "plot": {"tools"}, "info": {*talk, "tools"}, "list": {*talk, "tools"},
+        "quantize": {*files, "interchange"}, "export": {*talk, "interchange"},
+        "import": {*talk, "interchange"}, "compile": set()}
+    shared = ["interchange.forms", "interchange.gguf", "interchange.huggingface",
+              "interchange.llama", "interchange.tokenizers"]
+    tuning = ["tuning.examples", "tuning.formats"]
+    several = {"sft": [*tuning, "tuning.rows", "tuning.sft"],
+               "dpo": ["tuning.dpo", *tuning, "tuning.rows", "tuning.sft"],
+               "eval": ["tools.evaluation", *tuning],
+               "export": ["interchange.exporting", *shared],
+               "import": sorted(["interchange.importing", *shared])}
+    for verb, names in found.items():        # in folders with the modules of several verbs
+        own = [name for name in names if name.split(".")[0] in ("tuning", "interchange", "tools")]
+        assert own == several[verb] if verb in several else len(own) <= 1, verb
 
 
 OURS = {"bpe", "nanoeuler", "nanoeuler_cuda", "nanoeuler_parts", "check", "bench", "data", "tests",
@@ -330,9 +354,9 @@ def test_nothing_is_installed_by_a_name_that_is_everybodys():
     assert setuptools["packages"] == ["nanoeuler_data", "nanoeuler_docs", *packages]
     assert all((ROOT / name.replace(".", "/") / "__init__.py").exists() for name in packages)
     shipped = setuptools["package-data"]["nanoeuler_data"]
-    for run in (ne.Run, SftRun, DpoRun):           # what they learn if they are not told
+    for run in (Run, SftRun, DpoRun):           # what they learn if they are not told
         assert os.path.basename(run.Options.data) in shipped
-    model = os.path.basename(ne.SHIPPED), "MODEL.md"     # and what they talk to: both, or neither
+    model = os.path.basename(bundled.SHIPPED), "MODEL.md"  # and what they talk to: both, or neither
     assert {*model} <= {*shipped}
     there = [(ROOT / "data" / name).exists() for name in model]
     assert there[0] == there[1]

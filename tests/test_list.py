@@ -11,7 +11,10 @@ from helpers import TINY, put_together, random_flat, refused, run, take_apart, t
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.chat.models import models_in, newest_model
+from nanoeuler_parts.checkpoint.bundled import BUNDLED, SHIPPED
 from nanoeuler_parts.files.safetensors import read_meta
+from nanoeuler_parts.flags import typed
 from nanoeuler_parts.tools.listing import age
 
 pytestmark = pytest.mark.cli
@@ -32,8 +35,8 @@ def here(elsewhere, monkeypatch):
     """An empty working directory.  The bundled model is in another one; the time stands still."""
     (elsewhere / "data").mkdir()
     (elsewhere / "here").mkdir()
-    monkeypatch.setattr(ne, "SHIPPED", str(write(elsewhere / "data/model.bin", kind="chat")))
-    monkeypatch.setattr("nanoeuler_parts.tools.listing.SHIPPED", ne.SHIPPED)
+    monkeypatch.setattr("nanoeuler_parts.checkpoint.bundled.SHIPPED",
+                        str(write(elsewhere / "data/model.bin", kind="chat")))
     monkeypatch.setattr(time, "time", lambda: NOW)
     monkeypatch.chdir(elsewhere / "here")
     return elsewhere / "here"
@@ -68,16 +71,16 @@ def test_the_newest_comes_first_and_the_star_marks_the_choice_of_chat(here):
     for name, changed in (("b.bin", 5), ("a.bin", 9), ("c.bin", 7), (".hidden.bin", 1)):
         write(name, changed)
     assert files() == ["b.bin", "c.bin", "a.bin", "bundled"]
-    assert told("list").splitlines()[1].startswith("* b.bin ") and ne.newest_model() == "b.bin"
+    assert told("list").splitlines()[1].startswith("* b.bin ") and newest_model() == "b.bin"
     assert [x["file"] for x in listed() if x["default"]] == ["b.bin"]
 
 
 def test_a_folder_without_models_says_how_to_train_one(here):
     said = told("list")
     assert "* bundled" in said and "no checkpoint found here; train one with:" in said
-    assert f"{ne.typed('nanoeuler.py')} train" in said
+    assert f"{typed('nanoeuler.py')} train" in said
     assert [(x["file"], x["default"]) for x in listed()] == [("bundled", True)]
-    os.remove(ne.SHIPPED)
+    os.remove(SHIPPED)
     assert told("list").startswith("\nno checkpoint found here") and listed() == []
 
 
@@ -91,7 +94,7 @@ def test_folders_are_listed_once_and_inner_ones_on_request(here):
     assert files("--recursive") == ["one/x.bin", "one/two/x.bin", "own.bin", "bundled"]
     assert not any(x["default"] for x in listed("one"))      # the newest model is own.bin
     assert "use this model" not in told("list", "one")
-    assert files(os.path.dirname(ne.SHIPPED)) == ["bundled"]         # and not as a file, too
+    assert files(os.path.dirname(SHIPPED)) == ["bundled"]         # and not as a file, too
 
 
 def test_a_name_that_is_no_folder_is_rejected(here, capsys):
@@ -157,26 +160,26 @@ def test_names_do_not_control_the_terminal(here):
 
 
 def test_a_name_that_no_request_can_contain_is_left_out_with_a_note(here, monkeypatch, capsys):
-    monkeypatch.setattr(ne, "LEFT_OUT", set())
+    monkeypatch.setattr("nanoeuler_parts.chat.models.LEFT_OUT", set())
     write(os.fsdecode(b"\xff.bin"))
     write("a.bin", 9)
     for times in (1, 0):
-        assert [name for _, name in ne.models_in(".")] == ["a.bin"]
+        assert [name for _, name in models_in(".")] == ["a.bin"]
         assert capsys.readouterr().err.count(
             r"\udcff.bin is left out, as its name is not valid UTF-8; rename it") == times
-    assert ne.newest_model() == "a.bin"
+    assert newest_model() == "a.bin"
 
 
 def test_many_newer_files_of_others_hide_no_model(here, monkeypatch):
     """The limit counts checkpoints, and another one the files that are opened."""
-    monkeypatch.setattr(ne, "MOST_MODELS", 3)
+    monkeypatch.setattr("nanoeuler_parts.chat.models.MOST_MODELS", 3)
     write("a.bin", 9)
     for i in range(6):
         (here / f"{i}.bin").write_bytes(b"x" * (2000 * (i % 2)))
         os.utime(f"{i}.bin", (NOW, NOW))
-    assert ne.newest_model() == "a.bin" and files() == ["a.bin", ne.BUNDLED]
-    monkeypatch.setattr(ne, "MOST_FILES", 6)
-    assert ne.newest_model() is None
+    assert newest_model() == "a.bin" and files() == ["a.bin", BUNDLED]
+    monkeypatch.setattr("nanoeuler_parts.chat.models.MOST_FILES", 6)
+    assert newest_model() is None
 
 
 def test_few_files_are_opened_and_their_data_is_not_read(here, monkeypatch, capsys):
@@ -224,8 +227,8 @@ def test_a_model_of_any_name_is_found(here):
     (here / "notes").write_text("x" * 5000, encoding="utf-8")
     (here / "run.jsonl").write_text("{}\n" * 5000, encoding="utf-8")
     write("z1.123.tmp", 1)                   # a save of another process that has not ended
-    assert files() == ["z1", "lr0.006", "old.bin", ne.BUNDLED]
-    assert ne.newest_model() == "z1"
+    assert files() == ["z1", "lr0.006", "old.bin", BUNDLED]
+    assert newest_model() == "z1"
 
 
 def test_a_folder_with_the_bundled_model_alone_is_not_empty(here):

@@ -15,6 +15,7 @@ from nanoeuler_parts.files import sinks
 from nanoeuler_parts.files.errors import PACKAGES
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.files.sinks import curves_of
+from nanoeuler_parts.runs.options import TrainOptions
 from nanoeuler_parts.tuning.dpo import DpoOptions
 from nanoeuler_parts.tuning.sft import SftOptions
 
@@ -98,7 +99,7 @@ def test_without_a_login_the_run_does_not_begin(text, elsewhere, wandb, monkeypa
 
 
 def test_all_runs_have_the_setting():
-    for options in (ne.TrainOptions, SftOptions, DpoOptions):
+    for options in (TrainOptions, SftOptions, DpoOptions):
         assert options().log_to == ""
 
 

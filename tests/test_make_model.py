@@ -12,6 +12,7 @@ from helpers import ROOT, TEXT, after_each_step, run, told
 from servers import until
 
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.file import sha256_of
 from nanoeuler_parts.cli import parse, VERBS
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
@@ -69,7 +70,7 @@ def test_from_texts_to_a_model_and_its_card(recipe, capsys):
     assert (c.cfg.n_embd, c.cfg.n_layer, c.state.eos) == (32, 1, "<|im_end|>")
     assert "int8" in told("info", folder / "model.bin")
     told("generate", "hi", folder / "model.bin", "--tokens", 3)
-    digest = ne.sha256_of(folder / "model.bin")
+    digest = sha256_of(folder / "model.bin")
     for word in (digest, "commit abc1234", "seed 1", f"{ne.n_params(c.cfg):,} parameters",
                  f"{os.path.getsize(folder / 'model.bin'):,} bytes", "MIT", "limits",
                  "| pretrain | 4 |", "| sft | 2 |", "| dpo | 2 |", "together, of 12 |",
@@ -103,7 +104,7 @@ def test_from_texts_to_a_model_and_its_card(recipe, capsys):
     assert {p.name: p.stat().st_mtime_ns for p in folder.glob("*.bin")} == before
     (folder / "dpo.bin").unlink()
     assert recipe("dpo") == 0 and recipe("quantize") == 0
-    assert ne.sha256_of(folder / "model.bin") == digest
+    assert sha256_of(folder / "model.bin") == digest
     (folder / "model.bin").write_bytes(b"another")
     assert "is of another model.bin" in recipe("card")
 

@@ -12,6 +12,7 @@ from oracles import naive
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.files.texts import split_text
+from nanoeuler_parts.runs.engine import Engine
 
 pytestmark = pytest.mark.unit
 BASE = ne.Config(n_embd=12, n_head=4, n_kv_head=2, head_dim=6, n_layer=2, n_hidden=17, seq_len=40,
@@ -298,7 +299,7 @@ ENGINES = {"cpu": lambda: ne.Model, "gpu": gpu_model, "twin": twin_model}
 
 def lacks(engine):
     """What of ne.Engine an engine has not, or with other parameters; more need defaults."""
-    asked = [name for name, x in vars(ne.Engine).items()
+    asked = [name for name, x in vars(Engine).items()
              if name == "__init__" or not name.startswith("_") and callable(x)]
     assert {"ready", "__init__", "gradient", "update", "first_bad_tensor"} <= set(asked)
     for name in asked:
@@ -306,7 +307,7 @@ def lacks(engine):
             yield name
             continue
         want, has = (list(inspect.signature(getattr(x, name)).parameters.values())
-                     for x in (ne.Engine, engine))
+                     for x in (Engine, engine))
         same = [(p.name, p.default) for p in has[:len(want)]] == [(p.name, p.default) for p in want]
         if not same or any(p.default is p.empty for p in has[len(want):]):
             yield name

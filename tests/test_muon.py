@@ -13,7 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.tensors import named, named_moments
 from nanoeuler_parts.files.safetensors import map_tensors, write_tensors
+from nanoeuler_parts.runs.loop import TrainingLoop
+from nanoeuler_parts.runs.options import TrainOptions
+from nanoeuler_parts.runs.run import Run
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 # Square, tall and wide matrices, of even and odd sides, past the edge of a tile
@@ -22,7 +26,7 @@ CFG = ne.Config(n_embd=37, n_head=3, n_kv_head=1, head_dim=14, n_layer=2, n_hidd
 SETTINGS = dict(beta1=0.9, beta2=0.95, weight_decay=0.1)
 
 
-STEPS, EMBEDDING_LR = ne.TrainOptions.newton_schulz, ne.TrainOptions.embedding_lr
+STEPS, EMBEDDING_LR = TrainOptions.newton_schulz, TrainOptions.embedding_lr
 
 
 def hyper(t, clip=1.0, muon_lr=0.02, momentum=0.95):
@@ -45,7 +49,7 @@ def gradients(cfg, steps, seed=0):
     rng = np.random.default_rng(seed)
     for t in range(1, steps + 1):
         g = np.empty(ne.n_params(cfg))
-        for x in ne.named(cfg, g).values():
+        for x in named(cfg, g).values():
             x[...] = rng.standard_normal(x.shape)
             if x.ndim == 2:
                 x += 9 * np.outer(rng.standard_normal(len(x)), rng.standard_normal(x.shape[1]))
@@ -59,7 +63,7 @@ def test_it_equals_pytorch(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x.clone())
     model = model_of()
     params = {name: torch.nn.Parameter(torch.tensor(x.copy()))
-              for name, x in ne.named(CFG, model.flat).items()}
+              for name, x in named(CFG, model.flat).items()}
     groups = {kind: [] for kind in ("embedding", "muon", "head", "gain")}
     for name, p in params.items():
         if name == "model.embed_tokens.weight":
@@ -81,13 +85,13 @@ def test_it_equals_pytorch(monkeypatch):
         model.g_flat[:] = g
         _, norm = model.update(hyper(t))
         assert math.isclose(norm, np.linalg.norm(g), rel_tol=1e-12) and not model.g_flat.any()
-        for name, x in ne.named(CFG, g).items():
+        for name, x in named(CFG, g).items():
             params[name].grad = torch.tensor(x * min(1, 1 / norm))
         muon.step()
         adamw.step()
-        for name, x in ne.named(CFG, model.flat).items():
+        for name, x in named(CFG, model.flat).items():
             assert np.allclose(x, params[name].detach().numpy(), rtol=1e-10, atol=1e-12), (t, name)
-    momenta = ne.named(CFG, model.m)
+    momenta = named(CFG, model.m)
     for p in groups["muon"]:
         name = next(name for name, x in params.items() if x is p)
         assert np.allclose(momenta[name], muon.state[p]["momentum_buffer"], rtol=1e-10, atol=1e-14)
@@ -104,10 +108,10 @@ def test_lower_precision_is_near(dtype, bound):
             model.g_flat[:] = g
             model.update(hyper(t))
     moved = {name: x - y for (name, x), y in zip(
-        ne.named(CFG, exact.flat).items(), ne.named(CFG, before).values(), strict=True)}
-    for name, x in ne.named(CFG, low.flat).items():
+        named(CFG, exact.flat).items(), named(CFG, before).values(), strict=True)}
+    for name, x in named(CFG, low.flat).items():
         if is_of_muon(name, x.shape):
-            off = np.linalg.norm(x - ne.named(CFG, exact.flat)[name])
+            off = np.linalg.norm(x - named(CFG, exact.flat)[name])
             assert off < bound * np.linalg.norm(moved[name]), name
 
 
@@ -120,7 +124,7 @@ def test_all_directions_count():
     model.g_flat[:] = g
     model.update(hyper(1, muon_lr=1.0)._replace(weight_decay=0.0))
     a, b, c = ne.NEWTON_SCHULZ
-    moved, gradient = ne.named(CFG, before - model.flat), ne.named(CFG, g)
+    moved, gradient = named(CFG, before - model.flat), named(CFG, g)
     for name, x in moved.items():
         if is_of_muon(name, x.shape):
             s = np.linalg.svd(gradient[name], compute_uv=False)
@@ -211,9 +215,9 @@ def test_a_gradient_of_zeros_only_decays():
     model = model_of()
     before = model.flat.copy()
     model.update(hyper(1))
-    for name, x in ne.named(CFG, model.flat).items():
+    for name, x in named(CFG, model.flat).items():
         if is_of_muon(name, x.shape):
-            assert np.allclose(x, (1 - 0.02 * 0.1) * ne.named(CFG, before)[name], rtol=1e-14)
+            assert np.allclose(x, (1 - 0.02 * 0.1) * named(CFG, before)[name], rtol=1e-14)
 
 
 # ---- runs
@@ -241,9 +245,9 @@ def test_a_run_goes_on_to_the_same_bits(dtype, elsewhere, text, tmp_path, capsys
 
 
 def test_the_schedule_holds_for_both_rates():
-    class Half(ne.Run):
+    class Half(Run):
         def __init__(self):
-            self.options = ne.TrainOptions(optimizer="muon", warmup=4, floor=0.5, muon_lr=0.1)
+            self.options = TrainOptions(optimizer="muon", warmup=4, floor=0.5, muon_lr=0.1)
             self.state, self.lr = ne.State(n_steps=10), 0.01
 
     run = Half()
@@ -252,16 +256,16 @@ def test_the_schedule_holds_for_both_rates():
         h = run.hyper()
         assert math.isclose(h.muon_lr, 10 * h.lr) and h.momentum == 0.9
     assert math.isclose(h.lr, 0.005)
-    run.options = ne.TrainOptions(optimizer="adamw")
+    run.options = TrainOptions(optimizer="adamw")
     assert run.hyper().muon_lr == 0
 
 
 def test_the_embedding_starts_shorter_and_what_writes_at_zero():
     cfg = ne.replace(ne.PRESETS["small"], **EVERY_TENSOR)
 
-    class Start(ne.Run):
+    class Start(Run):
         def __init__(self, optimizer):
-            self.options = ne.TrainOptions(optimizer=optimizer, seed=4)
+            self.options = TrainOptions(optimizer=optimizer, seed=4)
 
     table = full_table(cfg)
     plain, short = (ne.views(Start(x).initial(cfg), table) for x in ("adamw", "muon"))
@@ -274,9 +278,9 @@ def test_the_embedding_starts_shorter_and_what_writes_at_zero():
 
 
 def test_each_optimizer_has_its_defaults(elsewhere, text, capsys):
-    o = ne.TrainOptions.chosen(optimizer="adamw", lr=1e-3)
+    o = TrainOptions.chosen(optimizer="adamw", lr=1e-3)
     assert (o.lr, o.floor, o.warmup, o.weight_decay, o.mtp_until) == (1e-3, 0.02, 50, 0.3, 1)
-    o = ne.TrainOptions.chosen(seed=3)
+    o = TrainOptions.chosen(seed=3)
     assert (o.optimizer, o.lr, o.floor, o.warmup, o.weight_decay) == ("muon", 4e-3, 0, 25, 0.1)
     refused(capsys, "train", "--data", text, "--optimizer", "adamw", "--momentum", 0.9, *FAST,
             words=["--momentum is a setting of Muon; drop it, or use --optimizer muon"])
@@ -284,9 +288,9 @@ def test_each_optimizer_has_its_defaults(elsewhere, text, capsys):
 
 def test_when_the_auxiliary_heads_are_off():
     """From 0.3 to 0.9 of the run; not before it has a length."""
-    class Part(ne.Run):
+    class Part(Run):
         def __init__(self):
-            self.options, self.state = ne.TrainOptions(), ne.State()
+            self.options, self.state = TrainOptions(), ne.State()
 
     run = Part()
     assert not run.heads_are_off()
@@ -299,9 +303,9 @@ def test_when_the_auxiliary_heads_are_off():
 
 def test_a_phase_of_the_auxiliary_heads_does_not_return():
     """A run by the clock is planned again and again.  A longer plan switches nothing back."""
-    class Part(ne.TrainingLoop):
+    class Part(TrainingLoop):
         def __init__(self):
-            self.options, self.state = ne.TrainOptions(), ne.State()
+            self.options, self.state = TrainOptions(), ne.State()
 
     run, found = Part(), []
     for run.state.step, run.state.n_steps in (
@@ -351,7 +355,7 @@ def test_a_checkpoint_has_momentum_under_its_own_name(elsewhere, text):
 def test_moments_of_another_optimizer_are_refused(elsewhere, text, capsys):
     run("train", "--data", text, "--steps", 2, "--optimizer", "muon", *FAST)
     c = ne.read_checkpoint("nanoeuler.bin")
-    tensors = ne.named(c.cfg, c.flat) | ne.named_moments(c.cfg, "muon", *c.moments)
+    tensors = named(c.cfg, c.flat) | named_moments(c.cfg, "muon", *c.moments)
     meta, _ = map_tensors("nanoeuler.bin")
     c.state.options["optimizer"] = "adamw"
     write_tensors("nanoeuler.bin", meta | {"state": ne.json.dumps(ne.asdict(c.state))}, tensors,
@@ -368,7 +372,7 @@ def test_a_run_begun_before_goes_on_as_it_was(elsewhere, text):
     meta, _ = map_tensors("nanoeuler.bin")
     for name in ("newton_schulz", "embedding_lr", "mtp_until", "mtp_from", "dtype"):
         del c.state.options[name]
-    tensors = ne.named(c.cfg, c.flat) | ne.named_moments(c.cfg, "adamw", *c.moments)
+    tensors = named(c.cfg, c.flat) | named_moments(c.cfg, "adamw", *c.moments)
     write_tensors("nanoeuler.bin", meta | {"state": ne.json.dumps(ne.asdict(c.state))}, tensors,
                      "")
     run("train", "--resume", "--steps", 6)

@@ -29,12 +29,16 @@ from helpers import (
 )
 
 import nanoeuler as ne
-from nanoeuler_parts.files.logs import lock as lock_file
+from nanoeuler_parts.checkpoint.file import open_checkpoint, params_in
 from nanoeuler_parts.files.logs import (
     alone, log_identity, log_path, numbered_logs, open_log, read_log,
 )
+from nanoeuler_parts.files.logs import lock as lock_file
 from nanoeuler_parts.files.safetensors import blocks_of, need_finite, write_tensors
 from nanoeuler_parts.files.writing import replacing
+from nanoeuler_parts.runs import start
+from nanoeuler_parts.runs.guards import need_own_best
+from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.serve.runs import Runs
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
@@ -185,7 +189,7 @@ def test_a_resumed_run_reads_its_checkpoint_when_nobody_else_writes_it(copy, mon
     """Else the run that is about to end writes a newer one, which this one would replace."""
     pytest.importorskip("fcntl", reason="locks of POSIX")
     monkeypatch.chdir(copy)
-    resumed, seen = ne.resumed, []
+    resumed, seen = start.resumed, []
 
     def resumed_alone(run, out, *args):
         with pytest.raises(ne.UserError, match="another run is writing"), alone(out):
@@ -193,7 +197,7 @@ def test_a_resumed_run_reads_its_checkpoint_when_nobody_else_writes_it(copy, mon
         seen.append(out)
         return resumed(run, out, *args)
 
-    monkeypatch.setattr(ne, "resumed", resumed_alone)
+    monkeypatch.setattr("nanoeuler_parts.runs.start.resumed", resumed_alone)
     run("train", "--resume", "--steps", 21)
     assert seen == ["nanoeuler.bin"]
     with alone("nanoeuler.bin"):          # it is free again
@@ -317,7 +321,7 @@ def test_force_replaces_checkpoint_and_log_together(text, copy, monkeypatch, cap
     """Until its first save the new run leaves both as they are."""
     monkeypatch.chdir(copy)
     before = [(copy / name).read_bytes() for name in ("nanoeuler.bin", "nanoeuler.jsonl")]
-    record, seen = ne.Run.record, []
+    record, seen = Run.record, []
 
     def record_and_look(self, **values):
         record(self, **values)
@@ -325,7 +329,7 @@ def test_force_replaces_checkpoint_and_log_together(text, copy, monkeypatch, cap
             now = [(copy / name).read_bytes() for name in ("nanoeuler.bin", "nanoeuler.jsonl")]
             seen.append(now == before and steps_of("nanoeuler.1.jsonl") == [1])
 
-    monkeypatch.setattr(ne.Run, "record", record_and_look)
+    monkeypatch.setattr(Run, "record", record_and_look)
     run("train", "--data", text, "--steps", 3, "--save-every", 2, "--force", *FAST[:-2],
         "--warmup", 1)
     assert seen == [True] and not (copy / "nanoeuler.1.jsonl").exists()
@@ -420,9 +424,9 @@ def test_resume_replaces_no_best_model_of_another_run(text, copy, monkeypatch, c
         assert ne.read_checkpoint("k_best.bin").state.step == ne.read_checkpoint(
             "k.bin").state.best_step
     state = ne.replace(ne.read_checkpoint("k.bin").state, log_sha256="")
-    ne.need_own_best("k_best.bin", state)    # the log is lost, and the best value is the same
+    need_own_best("k_best.bin", state)    # the log is lost, and the best value is the same
     with pytest.raises(ne.UserError, match="not the best model of this run"):
-        ne.need_own_best("k_best.bin", ne.replace(state, best=state.best + 1))
+        need_own_best("k_best.bin", ne.replace(state, best=state.best + 1))
     os.remove("k_best.bin")
     with alone("k_best.bin"):
         refused(capsys, "train", "--resume", "--out", "k.bin", "--steps", 6,
@@ -661,7 +665,7 @@ def test_a_save_on_the_way_that_fails_is_made_up_for_by_the_next(fails, text, el
     run("train", "--data", text, *SAVED, "--out", "well.bin")
     assert capsys.readouterr().err == ""
     fails += [1, 1]
-    save = ne.Run.save_if_possible
+    save = Run.save_if_possible
 
     def save_and_keep(self):
         save(self)
@@ -669,7 +673,7 @@ def test_a_save_on_the_way_that_fails_is_made_up_for_by_the_next(fails, text, el
             shutil.copy(self.out, f"kept{self.state.step}.bin")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ne.Run, "save_if_possible", save_and_keep)
+        patch.setattr(Run, "save_if_possible", save_and_keep)
         run("train", "--data", text, *SAVED, "--out", "full.bin")
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" is not saved: ")[0] for line in lines] == ["note: step 2", "note: step 4"]
@@ -696,7 +700,7 @@ def test_a_header_that_is_too_long_ends_no_run_on_the_way(text, elsewhere, monke
             raise MemoryError("9 GiB")
         write(*args)
 
-    monkeypatch.setattr(ne, "write_checkpoint", lacks_memory_once)
+    monkeypatch.setattr("nanoeuler_parts.checkpoint.file.write_checkpoint", lacks_memory_once)
     monkeypatch.setattr("nanoeuler_parts.files.safetensors.MAX_HEADER", 100)
     assert ne.main(["train", "--data", str(text), *map(str, SAVED), "--threads", "1"]) == 2
     *notes, last = capsys.readouterr().err.splitlines()
@@ -858,7 +862,7 @@ def test_a_run_that_was_stopped_says_so_in_its_log(text, elsewhere, monkeypatch)
 
 
 def test_an_input_that_is_cut_short_is_not_taken_for_the_output(checkpoint, tmp_path):
-    c = ne.open_checkpoint(str(checkpoint))
+    c = open_checkpoint(str(checkpoint))
     os.truncate(checkpoint, 8192)
     with pytest.raises(OSError, match="cut short") as e:
         write_tensors(str(tmp_path / "out.bin"), {}, c.tensors, "free disk space")
@@ -889,10 +893,10 @@ def test_tokens_that_are_cut_short_end_a_run_with_a_message(text, elsewhere, mon
 
 
 def test_a_checkpoint_that_is_cut_short_while_it_is_read(checkpoint):
-    c = ne.open_checkpoint(str(checkpoint))
+    c = open_checkpoint(str(checkpoint))
     os.truncate(checkpoint, 8192)
     first, *_ = c.tensors.values()
-    for read in (lambda: ne.params_in(c).wte[0], lambda: need_finite("wte", first),
+    for read in (lambda: params_in(c).wte[0], lambda: need_finite("wte", first),
                  lambda: [*blocks_of(first)]):
         with pytest.raises((OSError, ne.UserError), match="cut short"):
             read()

@@ -12,7 +12,7 @@ import pytest
 from helpers import ROOT, few, needs, slow
 from servers import CFG, chat_model, serving
 
-import nanoeuler as ne
+from nanoeuler_parts.chat.sampling import ChatSampling
 
 pytestmark = pytest.mark.cli
 needs("starlette")
@@ -666,14 +666,14 @@ def test_wrong_settings_are_marked(opened, address):
     """They are not used.  The default temperature is the one of `chat`."""
     page = opened(address)
     wait(page, "document.querySelector('[name=temperature]').value !== ''")
-    assert page.input_value("[name=temperature]") == str(ne.ChatSampling.temperature)
+    assert page.input_value("[name=temperature]") == str(ChatSampling.temperature)
     page.click("#open-settings")
     page.fill("[name=temperature]", "-5")
     page.press("[name=temperature]", "Tab")
     assert page.input_value("[name=temperature]") == "-5"
     assert page.get_attribute("[name=temperature]", "aria-invalid") == "true"
     assert page.inner_text("#temperature-problem") == (
-        f"Expected a number from 0 to 2. {ne.ChatSampling.temperature} stays in use.")
+        f"Expected a number from 0 to 2. {ChatSampling.temperature} stays in use.")
     page.fill("[name=temperature]", "0,7")   # a decimal comma
     assert page.inner_text("#temperature-problem") == ""
     page.press("[name=temperature]", "Tab")
@@ -696,7 +696,7 @@ def test_wrong_settings_are_marked(opened, address):
                   "{temperature: 'hot', top_p: 7, seed: null}))")
     page.reload()
     wait(page, "document.querySelector('[name=temperature]').value !== ''")
-    assert page.input_value("[name=temperature]") == str(ne.ChatSampling.temperature)
+    assert page.input_value("[name=temperature]") == str(ChatSampling.temperature)
     assert page.input_value("[name=top_p]") == "1" and page.input_value("[name=seed]") == ""
 
 

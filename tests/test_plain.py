@@ -16,6 +16,7 @@ from helpers import ROOT, few, ok, random_flat
 import bpe
 import check
 import nanoeuler as ne
+from nanoeuler_parts.chat.templates import chat_ids
 
 pytestmark = pytest.mark.unit
 SOURCE = (ROOT / "nanoeuler.py").read_text(encoding="utf-8")
@@ -137,7 +138,7 @@ def test_greedy_replies_of_the_bundled_model_are_the_same():
     assert cfg == c.cfg and np.array_equal(flat, c.flat)
     for prompt in PROMPTS:
         ids, end = ne.prompt_ids(prompt, state, tokenizer)
-        assert ids.tolist() == ne.chat_ids(c.state.template, [("user", prompt)], c.state, tokenizer)
+        assert ids.tolist() == chat_ids(c.state.template, [("user", prompt)], c.state, tokenizer)
         replies = [[*ne.generate(decoder, ids, 64, None, ne.Choice(0.0), end)]
                    for decoder in (ne.PlainDecoder(cfg, flat), ne.Decoder(cfg, flat))]
         assert replies[0] == replies[1] != []

@@ -13,8 +13,8 @@ from nanoeuler_parts.kernels import DECODING, gradient_kernels, training_kernels
 from nanoeuler_parts.machine import kernels
 from nanoeuler_parts.machine.cpu import DTYPE
 from nanoeuler_parts.machine.kernels import COMPILED, KERNELS, Progress, wait_for
-from nanoeuler_parts.tools import ahead
-from nanoeuler_parts.tools.terminal import Terminal
+from nanoeuler_parts.chat import ahead
+from nanoeuler_parts.chat.terminal import Terminal
 
 pytestmark = pytest.mark.cli
 
@@ -194,6 +194,6 @@ def test_a_chat_compiles_ahead_after_its_first_reply(monkeypatch, capsys):
             raise EOFError from None
 
     speaker = SimpleNamespace(ids_to_read=str, reply=said.append)
-    monkeypatch.setattr("nanoeuler_parts.tools.terminal.read_typed", read)
+    monkeypatch.setattr("nanoeuler_parts.chat.terminal.read_typed", read)
     Terminal(speaker, lambda: said.append("ahead")).converse()
     assert said == ["Hello", "ahead", "again"]

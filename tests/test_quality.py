@@ -14,6 +14,11 @@ import pytest
 from helpers import TEXT
 
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.file import Checkpoint
+from nanoeuler_parts.checkpoint.tensors import named
+from nanoeuler_parts.runs.evaluation import evaluate
+from nanoeuler_parts.runs.options import TrainOptions
+from nanoeuler_parts.runs.run import Run
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 CFG = ne.replace(ne.PRESETS["small"], n_layer=2, n_embd=32, n_head=2, n_kv_head=1, head_dim=16,
@@ -31,16 +36,16 @@ def learn(tmp_path_factory):
     (folder / "text.txt").write_bytes(TEXT.read_bytes()[:400_000])
 
     def bits_per_byte(plant=None, weight_decay=1.0, **settings):
-        options = ne.TrainOptions(data=str(folder / "text.txt"), weight_decay=weight_decay,
+        options = TrainOptions(data=str(folder / "text.txt"), weight_decay=weight_decay,
                                   **{**SETTINGS, **settings}).check()
-        start = ne.Checkpoint(CFG, None, ne.State(n_steps=options.steps), None, ())
-        run = ne.Run(str(folder / "run.bin"), start, options)
+        start = Checkpoint(CFG, None, ne.State(n_steps=options.steps), None, ())
+        run = Run(str(folder / "run.bin"), start, options)
         if plant:
             plant(run)
         run.record = lambda **r: None        # there is no log
         run.began = time.perf_counter()
         run.train([])
-        return ne.evaluate(run.model, *run.data.validation)
+        return evaluate(run.model, *run.data.validation)
 
     return bits_per_byte
 
@@ -61,7 +66,7 @@ def lost_layer(run):
     model, update = run.model, run.model.update
 
     def update_without(hyper):
-        for name, g in ne.named(CFG, model.g_flat).items():
+        for name, g in named(CFG, model.g_flat).items():
             if name.startswith(f"model.layers.{CFG.n_layer - 1}."):
                 g[...] = 0
         return update(hyper)
@@ -84,13 +89,13 @@ def newton_schulz_of(coefficients):
     """plant(run): after each update, the step that these coefficients would have made."""
     def plant(run):
         model, update = run.model, run.model.update
-        momenta = ne.named(CFG, model.m)
+        momenta = named(CFG, model.m)
 
         def update_by(hyper):
             g = model.g_flat * np.float32(min(1, hyper.clip / np.linalg.norm(model.g_flat)))
             done = update(hyper)
-            gradients, steps = ne.named(CFG, g), int(hyper.newton_schulz)
-            for name, p in ne.named(CFG, model.flat).items():
+            gradients, steps = named(CFG, g), int(hyper.newton_schulz)
+            for name, p in named(CFG, model.flat).items():
                 if name.startswith("model.layers.") and p.ndim == 2:
                     x = (1 - hyper.momentum) * gradients[name] + hyper.momentum * momenta[name]
                     size = hyper.muon_lr * max(1, len(p) / p.shape[1]) ** 0.5

@@ -11,6 +11,9 @@ from helpers import (TINY, needs, outcome, put_together, random_flat, refused, r
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.file import sha256_of
+from nanoeuler_parts.checkpoint.matrices import from_int8, in_int8
+from nanoeuler_parts.checkpoint.tensors import named
 from nanoeuler_parts.files.safetensors import map_tensors, write_tensors
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
@@ -38,7 +41,7 @@ def test_what_the_file_holds(tied, tmp_path):
     flat = random_flat(cfg, 2, np.float32)
     ne.write_checkpoint(str(path), cfg, tokenizer, ne.State(), flat, (flat, flat * flat))
     run("quantize", path, tmp_path / "b.bin")
-    got, want = safetensors.load_file(tmp_path / "b.bin"), ne.named(cfg, flat)
+    got, want = safetensors.load_file(tmp_path / "b.bin"), named(cfg, flat)
     assert set(got) == {*want, *(f"{name}_scale" for name, x in want.items() if x.ndim > 1)}
     for name, x in want.items():
         if x.ndim == 1:
@@ -50,7 +53,7 @@ def test_what_the_file_holds(tied, tmp_path):
         assert (np.abs(q * scale - x) <= scale * (0.5 + 127 * 2 ** -16)).all(), name
     c = read(tmp_path / "b.bin")
     assert c.cfg == cfg and c.matrices == "int8" and c.moments == ()
-    for name, x in ne.named(cfg, c.flat).items():
+    for name, x in named(cfg, c.flat).items():
         whole = got[name] if x.ndim == 1 else got[name].astype(float) * got[f"{name}_scale"]
         assert np.array_equal(x, whole), name            # q * scale has no rounding of its own
 
@@ -63,13 +66,13 @@ def test_a_decoder_with_int8_finds_what_was_stored(size):
     """It rounds the dequantized rows again: to the same integers and the same scales."""
     rng = np.random.default_rng(3)
     w = (size * rng.standard_normal((3000, 48))).astype(np.float32)
-    q, scale = ne.in_int8(w)
-    again, scale_again = ne.stored(ne.from_int8("w", q, scale), "int8")
+    q, scale = in_int8(w)
+    again, scale_again = ne.stored(from_int8("w", q, scale), "int8")
     assert np.array_equal(again, q)
     if size > 1e-30:
         assert np.array_equal(scale_again, scale[:, 0])
         assert (np.abs(q.astype(int)).max(1) == 127).all()
-    q_again, of_again = ne.in_int8(ne.from_int8("w", q, scale))
+    q_again, of_again = in_int8(from_int8("w", q, scale))
     assert np.array_equal(q_again, q) and np.array_equal(of_again, scale)
 
 
@@ -119,7 +122,7 @@ def test_heads_may_be_left_out(tied, tmp_path, capsys):
     run("quantize", tmp_path / "a.bin", tmp_path / "one.bin", "--n-mtp", 1)
     whole, one = read(tmp_path / "whole.bin"), read(tmp_path / "one.bin")
     assert one.cfg == replace(cfg, n_mtp=1)
-    given, kept = ne.named(cfg, whole.flat), ne.named(one.cfg, one.flat)
+    given, kept = named(cfg, whole.flat), named(one.cfg, one.flat)
     assert given.keys() - kept.keys() == {"mtp.1.weight", "mtp.2.weight"}
     assert all(np.array_equal(x, given[name]) for name, x in kept.items())
     tokens = np.arange(6, dtype=np.int32)[None]
@@ -177,7 +180,7 @@ def test_runs_begin_with_it(base, tmp_path, monkeypatch):
         assert outcome(tmp_path, f"small_{made}") == outcome(tmp_path, f"same_{made}")
     made = read("small_chat.bin")
     assert made.matrices == "f32" and made.moments
-    assert made.state.source_sha256 == ne.sha256_of("small.bin")
+    assert made.state.source_sha256 == sha256_of("small.bin")
     run("sft", "small.bin", "--resume", "--steps", 3, "--out", "small_chat.bin")
     assert read("small_chat.bin").state.step == 3
 

@@ -29,11 +29,12 @@ if importlib.util.find_spec("numba_cuda") is None:
     pytest.skip("numba-cuda is not installed", allow_module_level=True)
 
 import nanoeuler_cuda as nc
-from nanoeuler_parts.tools import on_gpu
-from nanoeuler_parts.ranks import engine, processes, sockets
-from nanoeuler_parts.gpu import place
 from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.gpu import place
+from nanoeuler_parts.ranks import engine, processes, sockets
+from nanoeuler_parts.tools import on_gpu
 from oracles.cpu_ranks import Wide
+from nanoeuler_parts.checkpoint.file import Checkpoint
 
 pytestmark = pytest.mark.cli
 PROGRAM = "tests/oracles/cpu_ranks.py"
@@ -514,7 +515,7 @@ def test_a_run_that_had_other_gpus_says_so_and_looks_for_room_anew(before, noted
 
     monkeypatch.setattr(on_gpu, "PLACE", place.Place(0, 4))
     run = type("Run", (on_gpu.CountsGpus, Parent), {})
-    start = ne.Checkpoint(TINY, None, ne.State(options=before, micro_batch=8), None, ())
+    start = Checkpoint(TINY, None, ne.State(options=before, micro_batch=8), None, ())
     options = on_gpu.Run.Options()
     made = run("a.bin", start, options, None)
     assert options.gpus == 4 and (made.start.state.micro_batch is None) == noted
@@ -780,7 +781,7 @@ def launched(tmp_path, monkeypatch):
         monkeypatch.setattr(processes, "open_device", lambda: None)
         monkeypatch.setattr(engine.RankedModel, "ranks", None, raising=False)
         monkeypatch.setattr(engine.RankedModel, "links", None)
-        monkeypatch.setattr(ne, "launch", fake_launch)
+        monkeypatch.setattr("nanoeuler_parts.runs.start.launch", fake_launch)
         monkeypatch.setattr(os, "_exit", exits)
         try:
             code = processes.launch_ranks(None, {"out": str(tmp_path / "a.bin")})
@@ -834,7 +835,7 @@ def test_a_run_starts_as_a_rank_or_starts_ranks_or_is_alone(size, gpus, want, mo
     monkeypatch.setattr(processes, "launch_ranks", lambda run, flags: "rank")
     monkeypatch.setattr(processes, "start_ranks", lambda n: f"start {n}")
     monkeypatch.setattr(nc, "open_device", lambda: None)
-    monkeypatch.setattr(ne, "launch", lambda run, engine, **flags: "alone")
+    monkeypatch.setattr("nanoeuler_parts.runs.start.launch", lambda run, engine, **flags: "alone")
     assert on_gpu.training_verb(on_gpu.Run)(gpus=gpus) == want
 
 

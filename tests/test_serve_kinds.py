@@ -9,7 +9,7 @@ import pytest
 from helpers import needs
 from servers import chat_model, post, send, serving, until
 
-import nanoeuler as ne
+from nanoeuler_parts.chat import templates
 
 pytestmark = pytest.mark.cli
 needs("starlette")
@@ -182,13 +182,13 @@ def test_thoughts_in_the_history_are_left_out(at, path, key):
 def test_no_effort_switches_thoughts_off(there, monkeypatch):
     """On every endpoint that has messages, under each name"""
     at, server = there
-    found, original = [], ne.chat_ids
+    found, original = [], templates.chat_ids
 
     def chat_ids(template, messages, state, *args):
         found.append(state.thinking)
         return original(template, messages, state, *args)
 
-    monkeypatch.setattr(ne, "chat_ids", chat_ids)
+    monkeypatch.setattr("nanoeuler_parts.chat.templates.chat_ids", chat_ids)
     for path in ("/v1/chat/completions", "/v1/responses", "/api/chat", "/api/generate"):
         for more in ({"reasoning_effort": "none"}, {"reasoning": {"effort": "none"}},
                      {"reasoning": {"effort": "none", "summary": None}}, {"think": False},

@@ -28,6 +28,9 @@ from models import write
 from servers import CFG, chat_model, post, send, serving, until
 
 import nanoeuler as ne
+from nanoeuler_parts.chat import templates
+from nanoeuler_parts.chat.templates import ALPACA
+from nanoeuler_parts.checkpoint.bundled import beside_program, BUNDLED, SHIPPED
 from nanoeuler_parts.serve import protocol, workers
 from nanoeuler_parts.serve.engine import Busy
 from nanoeuler_parts.serve.verb import Serving
@@ -77,8 +80,8 @@ class Rendered:
     """Counts the conversations, and their messages, that are made into ids."""
 
     def __init__(self, monkeypatch):
-        self.conversations, self.messages, self.original = 0, 0, ne.chat_ids
-        monkeypatch.setattr(ne, "chat_ids", self.chat_ids)
+        self.conversations, self.messages, self.original = 0, 0, templates.chat_ids
+        monkeypatch.setattr("nanoeuler_parts.chat.templates.chat_ids", self.chat_ids)
 
     def chat_ids(self, template, messages, *args):
         self.conversations += 1
@@ -162,7 +165,7 @@ def test_an_estimate_by_characters_decides_nothing():
     gone, rng, seen = threading.Event(), random.Random(7), Counter()
     word = lambda: rng.choice(("x" * LONGEST, "x", "y")) * rng.choice((1, 1, 2, 5, 25, 30, 35, 40))
     for _ in range(3000):
-        reader = ByLength(rng.choice(("", ne.ALPACA)) if rng.random() < 0.3 else "")
+        reader = ByLength(rng.choice(("", ALPACA)) if rng.random() < 0.3 else "")
         said = [("system", word())] * rng.randrange(2) + [
             (rng.choice(("user", "assistant")), word()) for _ in range(rng.randrange(4))]
         said += [("user", word())] + [("assistant", word())] * (rng.random() < 0.2)
@@ -189,7 +192,7 @@ def test_a_client_that_leaves_frees_the_tokenizer(there, monkeypatch):
     """What it waits for is not begun; what was begun stops at its next text."""
     address, server = there
     queue = server.long_texts                # that of bodies above SHORT_BODY
-    begun, go_on, texts, original = threading.Event(), threading.Event(), [], ne.chat_ids
+    begun, go_on, texts, original = threading.Event(), threading.Event(), [], templates.chat_ids
 
     def slow(template, messages, *args):
         texts.append(len(messages))
@@ -197,7 +200,7 @@ def test_a_client_that_leaves_frees_the_tokenizer(there, monkeypatch):
         assert go_on.wait(PATIENCE)
         return original(template, messages, *args)
 
-    monkeypatch.setattr(ne, "chat_ids", slow)
+    monkeypatch.setattr("nanoeuler_parts.chat.templates.chat_ids", slow)
     long = {"messages": alternating(400, lambda i: "w"), "forget": True, "max_tokens": 1}
     left = server.requests.left
     running, waiting = connected(address), connected(address)
@@ -242,13 +245,13 @@ def test_the_preparation_of_a_schema_ends_when_its_client_leaves(there):
 def test_the_queue_of_the_tokenizer_has_an_end(there, monkeypatch):
     address, server = there
     monkeypatch.setattr(workers, "MOST_WAITING", 2)
-    go_on, original = threading.Event(), ne.chat_ids
+    go_on, original = threading.Event(), templates.chat_ids
 
     def slow(*args):
         assert go_on.wait(PATIENCE)
         return original(*args)
 
-    monkeypatch.setattr(ne, "chat_ids", slow)
+    monkeypatch.setattr("nanoeuler_parts.chat.templates.chat_ids", slow)
     body = {"messages": HELLO, "max_tokens": 1}
     with ThreadPoolExecutor(2) as pool:
         first = [pool.submit(post, address, CHAT, body) for _ in range(2)]
@@ -343,7 +346,7 @@ def test_a_third_party_template_counts_more(there, monkeypatch):
 def test_short_requests_do_not_wait_for_the_preparation_of_long_ones(there, monkeypatch):
     """At every address that takes a body"""
     address, server = there
-    begun, go_on, original = threading.Event(), threading.Event(), ne.chat_ids
+    begun, go_on, original = threading.Event(), threading.Event(), templates.chat_ids
 
     def slow(template, messages, *args):
         if len(messages) > 100:
@@ -351,7 +354,7 @@ def test_short_requests_do_not_wait_for_the_preparation_of_long_ones(there, monk
             assert go_on.wait(60)
         return original(template, messages, *args)
 
-    monkeypatch.setattr(ne, "chat_ids", slow)
+    monkeypatch.setattr("nanoeuler_parts.chat.templates.chat_ids", slow)
     long = {"messages": alternating(401, lambda i: ""), "max_tokens": 1}
     assert len(json.dumps(long)) > 1 << 13
     with ThreadPoolExecutor(1) as pool:
@@ -794,7 +797,8 @@ def started(file, planted, cwd):
 
 
 @pytest.mark.parametrize("planted, path, body", [
-    ("ne.chat_ids = lambda *args: never.wait()", CHAT, {"messages": HELLO}),
+    ("from nanoeuler_parts.serve import protocol\n"
+     "protocol.chat_ids = lambda *args: never.wait()", CHAT, {"messages": HELLO}),
     ("ne.next_tokens = lambda *args: never.wait()", TEXT, {"prompt": "a"}),
     ("from nanoeuler_parts.serve import explain\n"
      "explain.compile_passes = lambda dtype: never.wait()",
@@ -887,5 +891,5 @@ def test_a_missing_content_type_is_named(there):
 
 def test_the_bundled_model_has_its_name():
     from nanoeuler_parts.serve.models import name_of
-    assert name_of(ne.beside_program(ne.SHIPPED)) == ne.BUNDLED
+    assert name_of(beside_program(SHIPPED)) == BUNDLED
     assert name_of("/somewhere/mine.bin") == "mine"

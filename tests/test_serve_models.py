@@ -18,6 +18,8 @@ from models import write
 from servers import CFG, chat_model, post, send, serving, until
 
 import nanoeuler as ne
+from nanoeuler_parts.chat.sampling import ChatSampling
+from nanoeuler_parts.checkpoint.file import open_checkpoint
 
 pytestmark = pytest.mark.cli
 needs("starlette")
@@ -159,7 +161,7 @@ def test_a_model_s_own_name_takes_precedence(tmp_path, tokenizer, monkeypatch):
     from nanoeuler_parts.serve.verb import Serving
     made = {name: chat_model(tmp_path / f"{name}.bin", tokenizer)
             for name in ("mine", "model", "shipped", "box")}
-    monkeypatch.setattr(ne, "SHIPPED", made["shipped"])
+    monkeypatch.setattr("nanoeuler_parts.checkpoint.bundled.SHIPPED", made["shipped"])
     models = Models([made["mine"], made["model"], made["shipped"]], ne.Decoder, Serving())
     assert [*models.by_name] == ["mine", "model", "bundled"]
     assert models.find("model").name == "model" and models.of_request({}).name == "mine"
@@ -215,7 +217,8 @@ def test_the_folder_is_read_once_per_second(files, tmp_path, monkeypatch):
     from nanoeuler_parts.serve.verb import Serving
     scans, clock = [], [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(ne, "models_in", lambda folder: scans.append(folder) or [])
+    monkeypatch.setattr("nanoeuler_parts.chat.models.models_in",
+                        lambda folder: scans.append(folder) or [])
     models = module.Models(files[:1], ne.Decoder, Serving(), str(tmp_path))
     for now in (100.0, 100.5, 100.99, 101.0, 101.5, 102.0):
         clock[0] = now
@@ -231,7 +234,7 @@ def test_the_default_is_a_model_that_answers(tmp_path, tokenizer, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     shipped = chat_model(tmp_path / "elsewhere" / "shipped", tokenizer)
-    monkeypatch.setattr(ne, "SHIPPED", shipped)
+    monkeypatch.setattr("nanoeuler_parts.checkpoint.bundled.SHIPPED", shipped)
     assert verb.models_to_serve([]) == ([shipped], os.curdir)
     write(tmp_path / "base.bin", CFG, tokenizer)
     assert verb.models_to_serve([]) == ([shipped], os.curdir)
@@ -249,7 +252,7 @@ def test_a_model_of_dpo_is_served(tmp_path, tokenizer, monkeypatch):
     """Its checkpoint has a tensor of another type, the reference, which every reader accepts"""
     from nanoeuler_parts.serve import server, verb
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ne, "SHIPPED", "absent")
+    monkeypatch.setattr("nanoeuler_parts.checkpoint.bundled.SHIPPED", "absent")
     chat_model("better.bin", tokenizer, reference=[1.5, 2.5])
     stopped = RuntimeError("all checks before the port have passed")
 
@@ -269,7 +272,7 @@ def test_a_damaged_file_in_the_folder_is_skipped_with_a_note(tmp_path, tokenizer
     from nanoeuler_parts.serve import verb
     from nanoeuler_parts.serve.models import Models
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ne, "SHIPPED", "absent")
+    monkeypatch.setattr("nanoeuler_parts.checkpoint.bundled.SHIPPED", "absent")
     for name, age in (("good.bin", 9), ("bad.bin", 5), ("short.bin", 3)):
         raw = bytearray(open(chat_model(tmp_path / name, tokenizer), "rb").read())
         raw[-1] ^= name == "bad.bin"
@@ -316,7 +319,7 @@ def test_the_lists_of_models(files):
         assert first["object"] == second["object"] == "model"
         assert (second["context"], second["kind"], second["answers"]) == (64, "base", False)
         assert second["temperature"] == ne.Sampling.temperature
-        assert (first["kind"], first["temperature"]) == ("chat", ne.ChatSampling.temperature)
+        assert (first["kind"], first["temperature"]) == ("chat", ChatSampling.temperature)
         tags = send(address, "GET", "/api/tags")[2]["models"]
         assert [tag["name"] for tag in tags] == ["first:latest", "second:latest"]
         running = send(address, "GET", "/api/ps")[2]["models"]
@@ -336,7 +339,7 @@ def test_the_lists_of_models(files):
 @contextlib.contextmanager
 def slow_reading(monkeypatch):
     """Reading a checkpoint begins, and waits: (has begun, may go on, names)"""
-    begun, go_on, names, original = threading.Event(), threading.Event(), [], ne.open_checkpoint
+    begun, go_on, names, original = threading.Event(), threading.Event(), [], open_checkpoint
 
     def slow(path, **more):
         names.append(os.path.basename(path))
@@ -345,7 +348,7 @@ def slow_reading(monkeypatch):
         return original(path, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ne, "open_checkpoint", slow)
+        patch.setattr("nanoeuler_parts.checkpoint.file.open_checkpoint", slow)
         try:
             yield begun, go_on, names
         finally:
@@ -490,13 +493,14 @@ STARTS = """
 import sys, threading
 sys.path[:0] = [{root!r}]
 import nanoeuler as ne
-read = ne.open_checkpoint
+from nanoeuler_parts.chat import speaker
+read = speaker.open_checkpoint
 def slow(path, **more):
     if "second" in path:
         print("loading", flush=True)
         threading.Event().wait()
     return read(path, **more)
-ne.open_checkpoint = slow
+speaker.open_checkpoint = slow
 sys.exit(ne.main(["serve", *{files!r}, "--port", "0", "--threads", "1", "--drain", "30"]))
 """
 

@@ -17,9 +17,14 @@ from hypothesis import strategies as st
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.chat.templates import chat_ids
+from nanoeuler_parts.checkpoint.file import sha256_of
 from nanoeuler_parts.files.texts import encode_cut
 from nanoeuler_parts.kernels import compile_kernels
 from nanoeuler_parts.machine.cpu import DTYPE
+from nanoeuler_parts.runs.loop import ESTIMATE, FEWEST
+from nanoeuler_parts.runs.run import Run
+from nanoeuler_parts.runs.start import launch
 from nanoeuler_parts.tuning.examples import held_out as is_held_out
 from nanoeuler_parts.tuning.examples import PROMPT_INPUT, prompt_of, read_examples
 from nanoeuler_parts.tuning.rows import Examples
@@ -301,7 +306,7 @@ def test_of_a_few_questions_all_are_learned(n, chosen, holds_out, base, tmp_path
         return
     assert (rows, run.data.held, run.state.options["holdout"]) == (n, "a training", chosen.get(
         "holdout", 0.0))
-    assert ne.FEWEST <= tested <= ne.ESTIMATE
+    assert FEWEST <= tested <= ESTIMATE
     assert f"validation       {tested} other examples of " in said
     assert run.scope.startswith(f"{tested} other examples") and len(run.data.questions) == n
     learned = {row[row >= 0].tobytes() for row in run.data.batches.rows}
@@ -356,7 +361,7 @@ def test_a_run_that_ruins_its_model_says_so(holds_out, n, loss, estimate, words,
 def test_a_ruined_model_is_the_end_of_a_run(base, tmp_path, monkeypatch, capsys):
     """From the first line to the last; and the numbers of a run of three steps are printed."""
     found = iter([1.5, 3.26])
-    monkeypatch.setattr(ne, "evaluate", lambda *args: next(found))
+    monkeypatch.setattr("nanoeuler_parts.runs.evaluation.evaluate", lambda *args: next(found))
     monkeypatch.setattr("nanoeuler_parts.tuning.sft.MEMORIZED", 99.0)
     monkeypatch.chdir(copy_of(base, tmp_path))
     (tmp_path / "few.json").write_text(json.dumps(FEW[:10]), encoding="utf-8")
@@ -424,7 +429,7 @@ def test_the_final_validation_is_on_all_responses(base, tmp_path, monkeypatch):
     """The limit of long texts does not apply to them."""
     run = begin(base, tmp_path, ADD)
     rows, measured = len(run.data.validation.tokens), []
-    monkeypatch.setattr(ne.Run, "most_final", 160)       # one row
+    monkeypatch.setattr(Run, "most_final", 160)       # one row
     monkeypatch.setattr(run, "validate", lambda rows=None: (measured.append(rows), "0.5")[1])
     assert rows > 1 and run.final_rows() == rows
     assert run.validate_all() == "0.5 on all held-out responses" and measured == [None]
@@ -445,7 +450,7 @@ def test_a_run_takes_over_weights_and_ends_of_text_and_nothing_else(base, tmp_pa
     monkeypatch.setattr(SftRun, "go", lambda self: runs.append(self))
     state = ne.replace(c.state, kind="chat", bos="<s>", template="x", reference=[1.0])
     ne.write_checkpoint(str(tmp_path / "a.bin"), c.cfg, c.tokenizer, state, c.flat, c.moments)
-    ne.launch(SftRun, file=str(tmp_path / "a.bin"), out=str(tmp_path / "b.bin"), resume=False,
+    launch(SftRun, file=str(tmp_path / "a.bin"), out=str(tmp_path / "b.bin"), resume=False,
               force=False, data=str(base / "add.json"))
     run, = runs
     assert c.moments[0].any() and np.array_equal(run.model.flat, c.flat)
@@ -453,7 +458,7 @@ def test_a_run_takes_over_weights_and_ends_of_text_and_nothing_else(base, tmp_pa
     assert run.state == ne.State(kind="chat", bos="<s>", n_steps=run.state.n_steps,
                                  text_sha256=run.state.text_sha256, options=run.state.options,
                                  micro_batch=run.state.micro_batch, source=str(tmp_path / "a.bin"),
-                                 source_sha256=ne.sha256_of(tmp_path / "a.bin"))
+                                 source_sha256=sha256_of(tmp_path / "a.bin"))
 
 
 # ---- the run
@@ -610,7 +615,7 @@ def test_the_template_that_is_chosen_is_learned(chosen, own, learned, base, tmp_
     assert "the model's own chat template" not in said.err
     state = ne.read_checkpoint("nanoeuler_chat.bin").state
     assert state.template == learned
-    asked = ne.chat_ids(state.template, [("user", ADD[0]["instruction"])], state, c.tokenizer)
+    asked = chat_ids(state.template, [("user", ADD[0]["instruction"])], state, c.tokenizer)
     assert rows[0][0].tolist() == asked
     run("sft", "--resume", "--steps", 2)
     assert ne.read_checkpoint("nanoeuler_chat.bin").state.template == learned
@@ -723,12 +728,12 @@ def test_a_run_goes_on_with_the_model_that_it_began_with(base, tuned, tmp_path,
 def test_examples_learned_by_heart_are_told_of(holdout, rows, base, tmp_path, monkeypatch, capsys):
     """Where there are enough to say so"""
     found = iter([1.5, 1.7, 1.7])
-    monkeypatch.setattr(ne, "evaluate", lambda *args: next(found))
+    monkeypatch.setattr("nanoeuler_parts.runs.evaluation.evaluate", lambda *args: next(found))
     monkeypatch.chdir(copy_of(base, tmp_path))
     run("sft", "--data", "add.json", "--steps", 3, "--eval-every", 2, "--holdout", holdout)
     said = capsys.readouterr().err
     note = "the model overfits; use fewer --steps or more examples"
-    assert (note in said) == (rows >= ne.FEWEST)
+    assert (note in said) == (rows >= FEWEST)
 
 
 def test_a_chat_model_can_be_tuned_further(tuned, tmp_path, monkeypatch):

@@ -10,9 +10,12 @@ from models import write
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.chat.models import newest_model
+from nanoeuler_parts.chat.terminal import Terminal
+from nanoeuler_parts.checkpoint.bundled import SHIPPED
+from nanoeuler_parts.checkpoint.file import begins_as_checkpoint, sha256_of
 from nanoeuler_parts.files.errors import PACKAGES
 from nanoeuler_parts.files.safetensors import write_tensors
-from nanoeuler_parts.tools.terminal import Terminal
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 VERBS = [("generate", "to be", "--tokens", 3), ("lens", "to be"), ("chat", "--tokens", 3),
@@ -26,7 +29,7 @@ def box(tmp_path, monkeypatch, checkpoint):
     run("quantize", checkpoint, tmp_path / "model.bin")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(ne, "SHIPPED", str(tmp_path / "model.bin"))
+    monkeypatch.setattr("nanoeuler_parts.checkpoint.bundled.SHIPPED", str(tmp_path / "model.bin"))
     replace_everywhere(monkeypatch, "prompt_text",
                        lambda prompt: "" if prompt == "> " else prompt)
     monkeypatch.setattr(Terminal, "converse", lambda terminal: None)
@@ -99,12 +102,13 @@ def test_what_is_no_model_is_not_the_newest(box, monkeypatch):
     os.symlink("3.bin", "4.bin")
     os.symlink("none", "5.bin")
     os.symlink("/dev/zero", "6.bin")
-    assert ne.newest_model() == "mine.bin" and ne.newest_model("2.bin") is None
-    opened, begins = [], ne.begins_as_checkpoint
-    monkeypatch.setattr(ne, "begins_as_checkpoint", lambda p: opened.append(p) or begins(p))
-    monkeypatch.setattr(ne, "MOST_MODELS", 1)
-    monkeypatch.setattr(ne, "MOST_FILES", 1)
-    assert ne.newest_model() is None and len(opened) == 1
+    assert newest_model() == "mine.bin" and newest_model("2.bin") is None
+    opened, begins = [], begins_as_checkpoint
+    monkeypatch.setattr("nanoeuler_parts.checkpoint.file.begins_as_checkpoint",
+                        lambda p: opened.append(p) or begins(p))
+    monkeypatch.setattr("nanoeuler_parts.chat.models.MOST_MODELS", 1)
+    monkeypatch.setattr("nanoeuler_parts.chat.models.MOST_FILES", 1)
+    assert newest_model() is None and len(opened) == 1
 
 
 def test_what_is_named_speaks(box, capsys):
@@ -194,7 +198,7 @@ def clone(tmp_path, checkpoint, compiled):
         (folder / name).symlink_to(ROOT / name)
     copy_parts(folder)
     with_kernels(folder, compiled)
-    run("quantize", checkpoint, folder / ne.SHIPPED)
+    run("quantize", checkpoint, folder / SHIPPED)
     return folder
 
 
@@ -229,8 +233,8 @@ def test_what_make_talks_to(verb, clone):
 
 def test_the_card_is_of_the_bundled_model():
     card = (ROOT / "data/MODEL.md").read_text(encoding="utf-8")
-    path = ROOT / ne.SHIPPED
-    assert f"{path.stat().st_size:,} bytes, sha256 `{ne.sha256_of(path)}`" in card
+    path = ROOT / SHIPPED
+    assert f"{path.stat().st_size:,} bytes, sha256 `{sha256_of(path)}`" in card
     c = ne.read_checkpoint(str(path))
     assert (c.matrices, c.state.kind) == ("int8", "chat")
     assert f"{ne.n_params(c.cfg):,} parameters" in card
@@ -239,7 +243,7 @@ def test_the_card_is_of_the_bundled_model():
 def test_the_bundled_model_says_what_its_card_shows():
     """Answers that are plain: another processor sums in another order."""
     card = (ROOT / "data/MODEL.md").read_text(encoding="utf-8")
-    model = ne.load(str(ROOT / ne.SHIPPED), temperature=0.0)
+    model = ne.load(str(ROOT / SHIPPED), temperature=0.0)
     for asked in ("What is the capital of France?", "capital of japan", "what color is the sky",
                   "how many legs does a spider have??", "Name the days of the week."):
         model.forget()
@@ -250,7 +254,7 @@ def test_the_bundled_model_is_a_llama(tmp_path):
     """transformers answers with the same tokens."""
     torch, transformers = needs("torch"), needs("transformers")
     asked = "What is the capital of Norway?"
-    run("export", ROOT / ne.SHIPPED, tmp_path / "hf")
+    run("export", ROOT / SHIPPED, tmp_path / "hf")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     messages = [{"role": "user", "content": asked}]
@@ -258,13 +262,13 @@ def test_the_bundled_model_is_a_llama(tmp_path):
     with torch.no_grad():
         out = theirs.generate(torch.tensor([ids]), max_new_tokens=40, do_sample=False)[0]
     answer = tokenizer.decode(out[len(ids):], skip_special_tokens=True)
-    assert answer == ne.load(str(ROOT / ne.SHIPPED), temperature=0.0).say(asked) != ""
+    assert answer == ne.load(str(ROOT / SHIPPED), temperature=0.0).say(asked) != ""
 
 
 def test_git_keeps_the_model_and_its_card():
     """By the rules for what it ignores, of which *.bin is one."""
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("no clone of git")
-    for name in (ne.SHIPPED, "data/MODEL.md"):
+    for name in (SHIPPED, "data/MODEL.md"):
         ignored = subprocess.run(["git", "check-ignore", "-q", "--no-index", name], cwd=ROOT)
         assert ignored.returncode == 1, name

@@ -8,7 +8,8 @@ from models import llama_cpp, package, same_in_llama_cpp
 from texts import TORTURE
 
 import nanoeuler as ne
-from nanoeuler_parts.interchange.templates import render
+from nanoeuler_parts.chat.templates import chat_ids
+from nanoeuler_parts.chat.jinja import render
 
 QUESTION = "What is the capital of France?"
 
@@ -36,7 +37,7 @@ def test_smollm_agrees_with_transformers_and_tokenizers(smollm):
     assert c.tokenizer.encode(TORTURE).tolist() == peer.encode(TORTURE).ids
     peer.add_special_tokens([t for t, k in zip(tokens, value("token_type")) if k != 1])
     asked = [("user", QUESTION)]
-    ids = ne.chat_ids(c.state.template, asked, c.state, c.tokenizer)
+    ids = chat_ids(c.state.template, asked, c.state, c.tokenizer)
     text = render(c.state.template, asked, c.state)
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     assert peer.encode(text).ids == ids

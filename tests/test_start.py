@@ -22,10 +22,12 @@ from numba.core import caching
 
 import nanoeuler as ne
 from nanoeuler_parts import cli
+from nanoeuler_parts.chat.verbs import generate_text
 from nanoeuler_parts.kernels import training_kernels
 from nanoeuler_parts.machine.cpu import cpu_features, DTYPE
 from nanoeuler_parts.machine.kernels import Compiled, in_cache, wait_for
 from nanoeuler_parts.machine.threads import cpu_quota, most_memory, most_threads, physical_cores
+from nanoeuler_parts.runs.guards import need_memory
 from nanoeuler_parts.tuning.examples import prompt_of
 
 pytestmark = pytest.mark.cli
@@ -199,7 +201,7 @@ def test_a_gpu_compiles_no_kernel_of_the_cpu(copy, monkeypatch):
         ready = staticmethod(lambda: None)
 
     monkeypatch.setattr("nanoeuler_parts.machine.kernels.fill_cache", never)
-    ne.generate_text("To", str(copy / "nanoeuler.bin"), decoder=Engine, tokens=1)
+    generate_text("To", str(copy / "nanoeuler.bin"), decoder=Engine, tokens=1)
 
 
 def test_a_second_start_says_nothing_of_compiling(compiled, tmp_path):
@@ -525,10 +527,10 @@ def test_a_small_container_gets_small_batches_and_models(monkeypatch):
     usual = model.micro_batch(16)
     monkeypatch.setattr(ne, "most_memory", lambda: 64e6)
     assert 1 <= model.micro_batch(16) < usual and model.micro_batch(16, asked=9) == 9
-    ne.need_memory(cfg)
+    need_memory(cfg)
     monkeypatch.setattr(ne, "most_memory", lambda: 1e6)
     with pytest.raises(ne.UserError, match="container has 0.0 GiB; choose a smaller --n-layer"):
-        ne.need_memory(cfg)
+        need_memory(cfg)
 
 
 def test_load_uses_no_more_threads_than_it_may(checkpoint, monkeypatch):

@@ -17,9 +17,10 @@ from texts import TORTURE
 
 import bpe
 import nanoeuler as ne
-from nanoeuler_parts.interchange import templates
-from nanoeuler_parts.interchange.templates import TEMPLATE_BYTES, checking, render, renderer
-from nanoeuler_parts.tools.terminal import Terminal
+from nanoeuler_parts.chat import jinja
+from nanoeuler_parts.chat.templates import AFTER, ALPACA, BEFORE, chat_ids, is_chatml, unmarked
+from nanoeuler_parts.chat.jinja import checking, render, renderer, TEMPLATE_BYTES
+from nanoeuler_parts.chat.terminal import Terminal
 
 pytestmark = pytest.mark.unit
 STATE = ne.State(kind="chat", bos="<s>", eos="</s>")
@@ -69,11 +70,11 @@ def test_ids_are_those_of_transformers(name, tokenizer, theirs):
             continue                         # names in answers that it does not look into
         if what == "please" and name == "looked":
             continue                         # a special token at a user's wish
-        assert ne.chat_ids(TEMPLATES[name], messages, STATE, tokenizer) == want, what
+        assert chat_ids(TEMPLATES[name], messages, STATE, tokenizer) == want, what
 
 
 FRAGMENTS = [*SPECIALS, "<", "|", ">", "<|", "|>", "im_start", "</", "s>", "please", " ", "\n", "x",
-             "I", "[", "INST", "]", ne.BEFORE, ne.AFTER, "{{", "}}", "</S>", "\u00df", "think",
+             "I", "[", "INST", "]", BEFORE, AFTER, "{{", "}}", "</S>", "\u00df", "think",
              "\\", '"', "<tool_response>", "</tool_response>"]
 WORDS = st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join)
 
@@ -98,12 +99,12 @@ def test_users_cannot_make_special_tokens(tokenizer, name, first, second):
     words = [("user", first), ("assistant", "Yes."), ("user", second)]
     template = TEMPLATES[name]
     try:
-        got = ne.chat_ids(template, words, STATE, tokenizer)
+        got = chat_ids(template, words, STATE, tokenizer)
     except ne.UserError as e:
         assert name == "looked" and "please" in first + second and "special token" in str(e)
         return
     assert specials_of(got, tokenizer) == specials_of_frame(template, words, tokenizer)
-    said = [(role, ne.unmarked(text)) for role, text in words]
+    said = [(role, unmarked(text)) for role, text in words]
     assert tokenizer.decode(got).decode() == render(template, said, STATE)
 
 
@@ -113,7 +114,7 @@ def test_what_cannot_be_told_apart_is_refused(words, tokenizer):
     needs("jinja2")
     messages = [("user", f"please {words}"), ("assistant", "No."), ("user", words)]
     with pytest.raises(ne.UserError, match="special tokens; .* --template chatml"):
-        ne.chat_ids(LOOKED, messages, STATE, tokenizer)
+        chat_ids(LOOKED, messages, STATE, tokenizer)
 
 
 def for_each(words):
@@ -139,7 +140,7 @@ MAKES_TOKENS = {
     "other letters": (for_each("m.content.replace('{', '<').replace('}', '>')"), "{/s}"),
     "takes its place": ("{% for m in messages %}{% if '<|user|>' not in m.content %}<|user|>"
                         "{% endif %}{{ m.content }}{% endfor %}", "x <|user|> x"),
-    "marks": (for_each(f"m.content.replace('{ne.BEFORE}', '').replace('{ne.AFTER}', '')"), EVIL)}
+    "marks": (for_each(f"m.content.replace('{BEFORE}', '').replace('{AFTER}', '')"), EVIL)}
 
 
 @pytest.mark.parametrize("name", MAKES_TOKENS)
@@ -152,7 +153,7 @@ def test_no_template_makes_a_special_token_of_what_is_said(name, role, tokenizer
     messages[["user", "assistant"].index(role)] = (role, words)
     frame = specials_of_frame(template, messages, tokenizer)
     try:
-        got = ne.chat_ids(template, messages, STATE, tokenizer)
+        got = chat_ids(template, messages, STATE, tokenizer)
     except ne.UserError as e:
         assert "special token" in str(e) and "--template chatml" in str(e) and "\n" not in str(e)
     else:
@@ -184,7 +185,7 @@ def test_special_tokens_are_those_of_the_frame(tokenizer, steps, asked, answered
     frame = specials_of_frame(for_each(words), messages, tokenizer)
     assert len(frame) == 6
     try:
-        got = ne.chat_ids(for_each(words), messages, STATE, tokenizer)
+        got = chat_ids(for_each(words), messages, STATE, tokenizer)
     except ne.UserError as e:
         assert "\n" not in str(e) and "--template chatml" in str(e)
     else:
@@ -203,7 +204,7 @@ def test_answers_do_not_become_special_tokens(name, answer, tokenizer):
     needs("jinja2")
     template = TEMPLATES[name]
     messages = [("user", "What does </think> do?"), ("assistant", answer), ("user", "And?")]
-    got = ne.chat_ids(template, messages, STATE, tokenizer)
+    got = chat_ids(template, messages, STATE, tokenizer)
     assert specials_of(got, tokenizer) == specials_of_frame(template, messages, tokenizer)
     assert tokenizer.decode(got).decode() == render(template, messages, STATE)
 
@@ -217,10 +218,10 @@ def test_special_tokens_made_of_blanks():
     for answer in ("b\n\n", " b", "b\n", " "):
         messages = [("user", " a"), ("assistant", answer), ("user", "c")]
         with pytest.raises(ne.UserError, match="special token"):
-            ne.chat_ids(template, messages, STATE, blank)
+            chat_ids(template, messages, STATE, blank)
     messages = [("user", "a"), ("assistant", " b\n\n"), ("user", "c")]          # nothing stripped
     want = [blank.encode(text).tolist() + [blank.specials["</s>"]] for _, text in messages]
-    assert ne.chat_ids(template, messages, STATE, blank) == sum(want, [])
+    assert chat_ids(template, messages, STATE, blank) == sum(want, [])
 
 
 @pytest.mark.parametrize("template", ["chatml", "alpaca", ZEPHYR, GEMMA])
@@ -233,7 +234,7 @@ def test_no_caller_brings_another_role_or_content(template, message, tokenizer, 
     path = write(tmp_path / "a.bin", replace(TINY, vocab_size=tokenizer.vocab_size), tokenizer,
                  kind="chat", template=template)
     speaker = ne.load(str(path), Parrot)
-    for call in (lambda: ne.chat_ids(template, asked, STATE, tokenizer),
+    for call in (lambda: chat_ids(template, asked, STATE, tokenizer),
                  lambda: speaker.ids_of(asked), lambda: speaker.generate([asked]),
                  lambda: next(speaker.stream(asked))):
         with pytest.raises(ne.UserError, match=r"messages\[2\]: expected .*, found "):
@@ -246,10 +247,10 @@ def test_no_caller_brings_another_role_or_content(template, message, tokenizer, 
 def test_messages_may_be_objects_of_json(tokenizer):
     asked = [("system", "Be brief."), *HELLO]
     for listed in dicts(asked), [list(m) for m in asked], tuple(asked):
-        assert ne.chat_ids("chatml", listed, STATE, tokenizer) == ne.chat_ids(
+        assert chat_ids("chatml", listed, STATE, tokenizer) == chat_ids(
             "chatml", asked, STATE, tokenizer)
     parts = [dict(role="user", content=[dict(type="text", text=x) for x in ("Hi ", "there")])]
-    assert ne.chat_ids("", parts, STATE, tokenizer) == ne.chat_ids(
+    assert chat_ids("", parts, STATE, tokenizer) == chat_ids(
         "", [("user", "Hi there")], STATE, tokenizer)
 
 
@@ -286,11 +287,11 @@ def test_limits_are_of_bytes_and_steps(monkeypatch):
     needs("jinja2")
     text = "{% for a in range(N) %}{% endfor %}{{ messages[0].content }}"
     steps = 2_000
-    monkeypatch.setattr(templates, "TEMPLATE_STEPS", steps)
+    monkeypatch.setattr(jinja, "TEMPLATE_STEPS", steps)
     assert render(text.replace("N", str(steps)), HELLO, STATE) == "Hello  there"
     with pytest.raises(ne.UserError, match="needs more than 2,000 steps"):
         render(text.replace("N", str(steps + 1)), HELLO, STATE)
-    most = templates.TEMPLATE_ADDS + 4 * sum(len(text) for _, text in HELLO)
+    most = jinja.TEMPLATE_ADDS + 4 * sum(len(text) for _, text in HELLO)
     assert len(render(f"{{{{ 'a' * {most} }}}}", HELLO, STATE)) == most
     with pytest.raises(ne.UserError, match=f"needs more than {most:,} characters"):
         render(f"{{{{ 'a' * {most + 1} }}}}", HELLO, STATE)
@@ -299,11 +300,11 @@ def test_limits_are_of_bytes_and_steps(monkeypatch):
 def test_all_renderings_of_a_conversation_share_their_steps(monkeypatch, tokenizer):
     """A conversation is rendered some seven times, so a template that just fits once does not."""
     needs("jinja2")
-    monkeypatch.setattr(templates, "TEMPLATE_STEPS", 1_000)
+    monkeypatch.setattr(jinja, "TEMPLATE_STEPS", 1_000)
     template = for_each("m.content") + "{% for a in range(900) %}{% endfor %}"
     assert render(template, HELLO, STATE)
     with pytest.raises(ne.UserError, match="needs more than 1,000 steps"):
-        ne.chat_ids(template, HELLO, STATE, tokenizer)
+        chat_ids(template, HELLO, STATE, tokenizer)
 
 
 @pytest.mark.parametrize("template", [
@@ -316,7 +317,7 @@ def test_a_longest_template_is_soon_answered(template, tokenizer):
     needs("jinja2")
     began = time.process_time()
     try:
-        ne.chat_ids(template, [("user", "sTRa\u00dfe \u0130 {% a")], STATE, tokenizer)
+        chat_ids(template, [("user", "sTRa\u00dfe \u0130 {% a")], STATE, tokenizer)
     except ne.UserError as e:
         assert "--template" in str(e) and "\n" not in str(e)
     assert time.process_time() - began < 20
@@ -325,15 +326,15 @@ def test_a_longest_template_is_soon_answered(template, tokenizer):
 def test_a_template_with_very_many_words_is_refused(tokenizer):
     needs("jinja2")
     strings = "".join(f"{{% if 'word{k}' in messages[0].content %}}{{% endif %}}"
-                      for k in range(templates.TEMPLATE_STRINGS + 1))
+                      for k in range(jinja.TEMPLATE_STRINGS + 1))
     upper = "{{ messages[0].content | capitalize }}"
     with pytest.raises(ne.UserError, match="1,00. different strings, expected at most 1,000"):
-        ne.chat_ids(strings + upper, [("user", "hello there")], STATE, tokenizer)
-    n = templates.TEMPLATE_WORDS + 1
+        chat_ids(strings + upper, [("user", "hello there")], STATE, tokenizer)
+    n = jinja.TEMPLATE_WORDS + 1
     said = " ".join(f"word{k}" for k in range(n))
     few = "".join(f"{{% set a = 'word{k}' %}}" for k in range(n))
     with pytest.raises(ne.UserError, match="the messages contain .* strings"):
-        ne.chat_ids(few + upper, [("user", said)], STATE, tokenizer)
+        chat_ids(few + upper, [("user", said)], STATE, tokenizer)
 
 
 class Left(Exception):
@@ -468,7 +469,7 @@ def test_words_are_examined_together(name, tokenizer, theirs):
                 "{% set c = c.split('</think>')[-1] %}{{ '(thought)' }}{% endif %}"
                 "{{ c + '<|im_end|>' }}{% endfor %}")
     messages = [("user", "q"), ("assistant", answer), ("user", "<b> END")]
-    got = ne.chat_ids(template, messages, STATE, tokenizer)
+    got = chat_ids(template, messages, STATE, tokenizer)
     assert tokenizer.decode(got).decode() == render(template, messages, STATE)
     assert specials_of(got, tokenizer) == [tokenizer.specials[name] for name in (
         "<|im_start|>", "<|im_end|>") * 3]
@@ -482,11 +483,11 @@ def test_words_without_effect_get_marks(tokenizer):
                 "{% endfor %}")
     messages = [("user", "alpha one beta two gamma delta")]
     plain = render(template, messages, STATE)
-    work = templates.Work()
-    found = templates.words_looked_for(template, messages, STATE, work, plain)
+    work = jinja.Work()
+    found = jinja.words_looked_for(template, messages, STATE, work, plain)
     assert {role: sorted(words) for role, words in found.items()} == {"user": ["one", "two"]}
-    assert work.steps < templates.TEMPLATE_STEPS
-    assert templates.words_looked_for(template, messages, STATE, work, "other") == {}
+    assert work.steps < jinja.TEMPLATE_STEPS
+    assert jinja.words_looked_for(template, messages, STATE, work, "other") == {}
 
 
 # ---- the ids of special tokens
@@ -495,7 +496,7 @@ def test_a_name_of_one_character_and_one_across_a_seam(tokenizer):
     odd = bpe.train(b"Hello " * 9, 264, ("\u2603", "<s", "<s>", "s>x"))
     template = "{% for m in messages %}<s{{ m.content }}{% endfor %}\u2603"
     needs("jinja2")
-    got = ne.chat_ids(template, [("user", ">x\u2603\u2603")], STATE, odd)
+    got = chat_ids(template, [("user", ">x\u2603\u2603")], STATE, odd)
     assert got == [odd.specials["<s"], *odd.encode(">x\u2603\u2603"), odd.specials["\u2603"]]
 
 
@@ -506,15 +507,15 @@ def test_special_tokens_of_a_template(monkeypatch):
     def render_first(template, conversations, state, work):
         return [f"<s>{messages[0][1]}<sHello" for messages in conversations]
 
-    monkeypatch.setattr("nanoeuler_parts.interchange.templates.render_each", render_first)
+    monkeypatch.setattr("nanoeuler_parts.chat.templates.render_each", render_first)
     want = [two.specials["<s>"], *two.encode("Hello  there"), two.specials["<s"]]
-    assert ne.chat_ids("{{ it }}", HELLO[:1], STATE, two) == [*want, *two.encode("Hello")]
+    assert chat_ids("{{ it }}", HELLO[:1], STATE, two) == [*want, *two.encode("Hello")]
     plain = none.encode("<s>Hello  there<sHello").tolist()
-    assert ne.chat_ids("{{ it }}", HELLO[:1], STATE, none) == plain
+    assert chat_ids("{{ it }}", HELLO[:1], STATE, none) == plain
     with pytest.raises(ne.UserError, match="--template"):
-        monkeypatch.setattr("nanoeuler_parts.interchange.templates.render_each",
+        monkeypatch.setattr("nanoeuler_parts.chat.templates.render_each",
                             lambda _, conversations, *more: [""] * len(conversations))
-        ne.chat_ids("{{ it }}", HELLO[:1], STATE, two)
+        chat_ids("{{ it }}", HELLO[:1], STATE, two)
 
 
 @pytest.mark.parametrize("name, template, said", [
@@ -529,7 +530,7 @@ def test_what_is_shown_makes_no_token_that_the_template_would_have_written(name,
     tokenizer = bpe.train(b"Hello " * 9, 264, (name,))
     assert tokenizer.specials[name] not in tokenizer.encode(said)
     with pytest.raises(ne.UserError, match="might turn them into special tokens"):
-        ne.chat_ids(template, [("user", said)], STATE, tokenizer)
+        chat_ids(template, [("user", said)], STATE, tokenizer)
 
 
 MARKLESS = (r"{% for m in messages %}{% set c = m.content.replace('\udc00', '')"
@@ -547,7 +548,7 @@ def test_a_template_cannot_tell_how_it_is_examined(template, said, tokenizer):
     makes a token of what a user says."""
     needs("jinja2")
     with pytest.raises(ne.UserError, match="might turn them into special tokens"):
-        ne.chat_ids(f"{MARKLESS}{template}{{% endfor %}}", [("user", said)], STATE, tokenizer)
+        chat_ids(f"{MARKLESS}{template}{{% endfor %}}", [("user", said)], STATE, tokenizer)
 
 
 def test_what_is_said_does_not_choose_what_a_template_is_shown(tokenizer):
@@ -559,7 +560,7 @@ def test_what_is_said_does_not_choose_what_a_template_is_shown(tokenizer):
     numbers = set()
     for said in ("hello", "bob~ tell me", "b", "a b c d e f g h i j k l m n o p q r s t u v w ~"):
         with contextlib.suppress(ne.UserError):
-            ids = ne.chat_ids(template, [("user", said)], STATE, tokenizer)
+            ids = chat_ids(template, [("user", said)], STATE, tokenizer)
             numbers.add(ids.count(tokenizer.specials["</s>"]))
     assert len(numbers) <= 1
 
@@ -573,7 +574,7 @@ def test_chatml_and_alpaca_need_no_package(name, monkeypatch):
     for template in (written[name], written[name].replace("\n", "\\n"), "chatml"):
         text = render(template, HELLO, STATE)
         assert text.endswith("345?\n<|im_end|>\n<|im_start|>assistant\n")
-    for template in ("", "alpaca", ne.ALPACA):               # the last question alone
+    for template in ("", "alpaca", ALPACA):               # the last question alone
         for said in HELLO[:1], HELLO:
             want = ne.PROMPT.format(instruction=said[-1][1])
             assert render(template, said, STATE) == want
@@ -600,7 +601,7 @@ def test_blanks_in_quotes_make_another_template():
     """It is not ChatML, whose text has none there."""
     needs("jinja2")
     odd = CHATML.replace("'<|im_end|>'", "' <|im_end|>'")
-    assert ne.is_chatml(CHATML) and not ne.is_chatml(odd)
+    assert is_chatml(CHATML) and not is_chatml(odd)
     assert render(odd, HELLO[:1], STATE).startswith("<|im_start|>user\nHello  there <|im_end|>")
 
 
@@ -624,7 +625,7 @@ def test_a_conversation_goes_on(template, tmp_path, monkeypatch, capsys):
     sampled = {}
 
     def answer(*messages):
-        ids = ne.chat_ids(template, messages, c.state, c.tokenizer, sampled)
+        ids = chat_ids(template, messages, c.state, c.tokenizer, sampled)
         new = list(ne.generate(ne.Decoder(cfg, c.flat), ids, 12, None, ne.Sampling(temperature=0.0),
                                c.tokenizer.specials["<|im_end|>"]))
         text = c.tokenizer.decode(new).decode("utf-8", "replace")
@@ -647,7 +648,7 @@ def test_a_prompt_of_a_chat_model_is_a_message(template, name, tmp_path, capsys)
     cfg = replace(SMALL, n_mtp=1, seq_len=400)
     path = write(tmp_path / "a.bin", cfg, tokenizer, kind="chat", template=template)
     c, said = ne.read_checkpoint(str(path)), []
-    ids = ne.chat_ids(template, [("user", "ROMEO:")], c.state, tokenizer)
+    ids = chat_ids(template, [("user", "ROMEO:")], c.state, tokenizer)
     logits = ne.Decoder(c.cfg, c.flat).read([ne.Part(0, ids)])[0]
     for verb in ("generate", "ROMEO:", path, "--tokens", 1, "--temperature", 0), (
                  "lens", "ROMEO:", path):
@@ -745,7 +746,7 @@ def test_only_answers_keep_their_ids(template):
     answer = [("user", "b"), ("assistant", "a" * 8), ("user", "c")]
     question = [("user", "a" * 8), ("assistant", "b"), ("user", "a" * 8)]
     for messages, kept in ((answer, template != "alpaca"), (question, False)):
-        plain, with_ids = (ne.chat_ids(template, messages, STATE, tokenizer, sampled)
+        plain, with_ids = (chat_ids(template, messages, STATE, tokenizer, sampled)
                            for sampled in (None, {"a" * 8: 8 * a}))
         assert (plain != with_ids) == kept
         assert tokenizer.decode(plain) == tokenizer.decode(with_ids)
@@ -794,7 +795,7 @@ def test_a_conversation_that_just_fits_forgets_nothing(more, messages, tmp_path,
     path = write(tmp_path / "a.bin", cfg, tokenizer, kind="chat", template=CHATML)
     speaker = ne.Speaker(str(path), Parrot, ne.Sampling(temperature=0.0, tokens=30))
     said = [("user", "first"), ("assistant", "answer")]
-    n = len(ne.chat_ids(CHATML, [*said, ("user", "")], speaker.state, tokenizer))
+    n = len(chat_ids(CHATML, [*said, ("user", "")], speaker.state, tokenizer))
     question = "x" * (170 + more - n)        # a token each
     speaker.said = [*said]
     speaker.ids_to_read(question)

@@ -13,9 +13,12 @@ from texts import TORTURE
 
 import bpe
 import nanoeuler as ne
-from nanoeuler_parts.tools import terminal
-from nanoeuler_parts.tools.terminal import NAMES, SETTINGS, Terminal, completions
+from nanoeuler_parts.chat import terminal
+from nanoeuler_parts.chat.sampling import ChatSampling
+from nanoeuler_parts.chat.templates import chat_ids
+from nanoeuler_parts.chat.terminal import completions, NAMES, SETTINGS, Terminal
 from nanoeuler_parts.tuning.examples import read_examples
+from dataclasses import fields
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 TOKENIZER = bpe.train(TORTURE.encode(), 512, SPECIALS)
@@ -42,7 +45,7 @@ class Chat:
 
     def __init__(self, path, monkeypatch, capsys, **options):
         options = {"temperature": 0.0, "tokens": 6, **options}
-        self.path, self.options, self.capsys = str(path), ne.ChatSampling(**options), capsys
+        self.path, self.options, self.capsys = str(path), ChatSampling(**options), capsys
         self.speaker, self.lines = self.new_speaker(), []
         self.terminal, self.answers, reply = Terminal(self.speaker), [], self.speaker.reply
         self.speaker.reply = lambda ids: (reply(ids), self.answers.append(self.speaker.last.answer))
@@ -72,7 +75,7 @@ class Chat:
         s, new = self.speaker, self.new_speaker()
         system = [("system", s.system)] if s.system else []
         new.system, new.said, new.sampled = s.system, [*s.said], dict(s.sampled)
-        want = ne.chat_ids(s.template, [*system, *s.said, ("user", question)], s.state, TOKENIZER,
+        want = chat_ids(s.template, [*system, *s.said, ("user", question)], s.state, TOKENIZER,
                            s.sampled)
         ids = s.ids_to_read(question)
         assert [*s.decoder.tokens, *ids] == want == new.ids_to_read(question)
@@ -299,7 +302,7 @@ def test_set_prints(chat):
     said = c.type("/set").split("\n")
     assert [line.split()[0].replace("-", "_") for line in said if line] == [*SETTINGS]
     assert {"tokens 7", "top-p 1", "stop []", 'json-schema ""'} <= {*said}
-    assert {*SETTINGS} == {f.name for f in ne.fields(ne.ChatSampling)} - {
+    assert {*SETTINGS} == {f.name for f in fields(ChatSampling)} - {
         "n", "logprobs", "weights", "template"}
     assert c.type("/set min-p").strip() == "min-p 0"
 

@@ -374,7 +374,7 @@ def example_records(path):
 
 
 def prompt_records(path):
-    from nanoeuler_parts.tools.prompts import prompts_in
+    from nanoeuler_parts.chat.prompts import prompts_in
     speaker = SimpleNamespace(ids_of=lambda text: text, shortened=lambda ids, truncate: ids)
     return [record["sample"] for record, _ in prompts_in(path, speaker, False)]
 

@@ -19,11 +19,20 @@ from oracles import naive
 
 import bpe
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.file import Checkpoint
 from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.files.printing import with_progress
 from nanoeuler_parts.files.safetensors import write_tensors
 from nanoeuler_parts.files.texts import split_text
 from nanoeuler_parts.files.writing import WriteError
 from nanoeuler_parts.machine.cpu import DTYPE
+from nanoeuler_parts.runs.evaluation import evaluate
+from nanoeuler_parts.runs.guards import note_slow_run, seconds_of_step
+from nanoeuler_parts.runs.loop import FEWEST
+from nanoeuler_parts.runs.options import TextOptions, TrainOptions
+from nanoeuler_parts.runs.run import Run as TextRun
+from nanoeuler_parts.runs.signals import saving_signals, signals_caught
+from nanoeuler_parts.runs.start import launch, steps_planned
 from nanoeuler_parts.serve.runs import Runs
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
@@ -110,10 +119,10 @@ def test_a_run_in_a_thread_catches_no_signal():
     found = []
 
     def catch():
-        with ne.signals_caught() as caught:
-            found.append((caught, [signal.getsignal(x) for x in ne.saving_signals()]))
+        with signals_caught() as caught:
+            found.append((caught, [signal.getsignal(x) for x in saving_signals()]))
 
-    before = [signal.getsignal(x) for x in ne.saving_signals()]
+    before = [signal.getsignal(x) for x in saving_signals()]
     thread = threading.Thread(target=catch, daemon=True)
     thread.start()
     thread.join()
@@ -161,7 +170,7 @@ def test_bits_per_byte_by_hand(count):
     for s in range(0, count - 1, T):
         _, logits = naive.forward(TINY, p, tokens[s:min(s + T, count - 1)])
         nats += naive.cross_entropy(logits[0], tokens[s + 1:s + 1 + T])[0]
-    bits = ne.evaluate(model, *disjoint(tokens, T), 321)
+    bits = evaluate(model, *disjoint(tokens, T), 321)
     assert math.isclose(bits, nats / math.log(2) / 321, rel_tol=1e-6)
 
 
@@ -172,13 +181,13 @@ def test_evaluation_on_some_windows(rows):
     tokens = np.random.default_rng(6).integers(0, TINY.vocab_size, n * TINY.seq_len - 2)
     x, y = disjoint(tokens.astype(np.int32), TINY.seq_len)
     assert (y[-1] >= 0).sum() == TINY.seq_len - 3        # the last window is not full
-    whole = ne.evaluate(model, x, y, 3000)
-    assert ne.evaluate(model, x, y, 3000, n) == ne.evaluate(model, x, y, 3000, n + 1) == whole
+    whole = evaluate(model, x, y, 3000)
+    assert evaluate(model, x, y, 3000, n) == evaluate(model, x, y, 3000, n + 1) == whole
     pick = [i * (n - 1) // max(1, rows - 1) for i in range(rows)]
     nats = sum(model.losses(x[i:i + 1], y[i:i + 1])[0] for i in pick)
     size = 3000 * (y[pick] >= 0).sum() / (len(tokens) - 1)
     want = nats / math.log(2) / size
-    assert ne.evaluate(model, x, y, 3000, rows) == pytest.approx(want, rel=1e-6)
+    assert evaluate(model, x, y, 3000, rows) == pytest.approx(want, rel=1e-6)
     assert abs(want / whole - 1) > 1e-4      # another number than that of all
 
 
@@ -211,15 +220,15 @@ def test_validation_of_the_log_is_bits_per_byte_of_the_tail(trained, text):
     train, val = split_text(text.read_bytes(), 0.1)
     tokens = np.append(c.tokenizer.encode(train)[-1:], c.tokenizer.encode(val))
     model = ne.Model(c.cfg, c.flat, dtype=ne.PRECISIONS[DTYPE])
-    bits = ne.evaluate(model, *disjoint(tokens, c.cfg.seq_len), len(val))
+    bits = evaluate(model, *disjoint(tokens, c.cfg.seq_len), len(val))
     assert bits == pytest.approx(c.state.bits_per_byte, rel=1e-6)
 
 
 def test_what_a_run_makes_of_its_settings(text, elsewhere):
     """The rate is that of width 128, the batch whole sequences, cuts are of what is learned."""
     cfg = replace(TINY, n_embd=256, seq_len=16, vocab_size=280)
-    make = lambda **chosen: ne.Run("x.bin", ne.Checkpoint(cfg, None, ne.State(), None, ()),
-                                   ne.TextOptions(data=str(text), **chosen).check())
+    make = lambda **chosen: TextRun("x.bin", Checkpoint(cfg, None, ne.State(), None, ()),
+                                   TextOptions(data=str(text), **chosen).check())
     plain, cut = make(batch=75, lr=0.004), make(batch=7, cuts=0.3)
     assert plain.lr == pytest.approx(0.002) and (plain.B, cut.B) == (5, 1)
     train, _ = split_text(text.read_bytes(), 0.1)
@@ -243,7 +252,7 @@ def test_what_a_run_makes_of_its_settings(text, elsewhere):
 
 
 def test_a_preset_and_what_is_changed_of_it(elsewhere):
-    class Run(ne.Run):
+    class Run(TextRun):
         shapes = []
 
         def __init__(self, out, start, options, engine):
@@ -253,7 +262,7 @@ def test_a_preset_and_what_is_changed_of_it(elsewhere):
             """The model is not needed."""
 
     for more in (dict(preset="big", seq_len=16), dict(vocab_size=300)):
-        ne.launch(Run, out="x.bin", resume=False, force=False, **more)
+        launch(Run, out="x.bin", resume=False, force=False, **more)
     assert Run.shapes == [replace(ne.PRESETS["big"], seq_len=16),
                           replace(ne.PRESETS["small"], vocab_size=300)]
 
@@ -279,7 +288,7 @@ def test_a_run_needs_no_more_of_an_engine(text, elsewhere):
             return 3
 
     for name, engine in (("one", ne.Model), ("other", Other)):
-        ne.launch(ne.Run, engine, "small", out=f"{name}.bin", resume=False, force=False, steps=6,
+        launch(TextRun, engine, "small", out=f"{name}.bin", resume=False, force=False, steps=6,
                   data=str(text), seq_len=16, vocab_size=280, batch=64, eval_every=2)
     one, other = (ne.read_checkpoint(f"{name}.bin") for name in ("one", "other"))
     for x, y in zip((one.flat, *one.moments), (other.flat, *other.moments)):
@@ -290,7 +299,7 @@ def test_a_run_needs_no_more_of_an_engine(text, elsewhere):
 def test_a_pace_beyond_all_measure(copy):
     """As of a checkpoint that was made up: a run is never longer than a flag may say."""
     state = ne.State(step=7, elapsed=5e-324)
-    assert ne.steps_planned(state, ne.TextOptions(minutes=1e6)) == 1 << 40
+    assert steps_planned(state, TextOptions(minutes=1e6)) == 1 << 40
 
 
 def test_a_tail_without_a_token_is_refused(elsewhere, capsys):
@@ -301,7 +310,7 @@ def test_a_tail_without_a_token_is_refused(elsewhere, capsys):
     (elsewhere / "text.txt").write_bytes(b"a" * 900 + b"z" * 100)
     start = ne.read_checkpoint("x.bin")
     with pytest.raises(ne.UserError, match="held-out last 10% has no token to predict"):
-        ne.Run("y.bin", start, ne.TextOptions(data="text.txt").check())
+        TextRun("y.bin", start, TextOptions(data="text.txt").check())
 
 
 def test_memory_does_not_grow_with_a_batch(monkeypatch):
@@ -326,7 +335,7 @@ def test_a_resumed_run_keeps_its_micro_batch(text, elsewhere):
             self.asked.append(asked)
             return asked or self.free
 
-    go = lambda **more: ne.launch(ne.Run, Other, "small", out="x.bin", force=False, data=str(text),
+    go = lambda **more: launch(TextRun, Other, "small", out="x.bin", force=False, data=str(text),
                                   seq_len=16, vocab_size=280, batch=64, **more)
     go(resume=False, steps=2)
     assert ne.read_checkpoint("x.bin").state.micro_batch == 3 and Other.asked == [None]
@@ -428,7 +437,8 @@ VALIDATED = ("--steps", 6, "--eval-every", 2, *FAST)     # after steps 2, 4 and 
 def measured(monkeypatch):
     """What validations of some rows find, in turn; those of all rows find 9."""
     values = []
-    monkeypatch.setattr(ne, "evaluate", lambda model, tokens, targets, n_bytes, rows=None, batch=16:
+    monkeypatch.setattr("nanoeuler_parts.runs.evaluation.evaluate",
+                        lambda model, tokens, targets, n_bytes, rows=None, batch=16:
                         values.pop(0) if rows else 9.0)
     return values
 
@@ -452,7 +462,7 @@ def test_a_text_learned_by_heart_is_told_of(found, best, measured, text, elsewhe
 def test_a_few_held_out_rows_say_little(holdout, rows, measured, text, elsewhere, capsys):
     measured[:] = [1.5, 1.5]
     run("train", "--data", text, *VALIDATED, "--holdout", holdout)
-    assert ("the model overfits" in capsys.readouterr().err) == (rows >= ne.FEWEST)
+    assert ("the model overfits" in capsys.readouterr().err) == (rows >= FEWEST)
 
 
 def test_the_best_validation_is_known_after_a_break(measured, text, elsewhere, monkeypatch, capsys):
@@ -472,7 +482,7 @@ def test_the_best_validation_is_known_after_a_break(measured, text, elsewhere, m
 @pytest.mark.parametrize("found, best", [([1.6, 1.5, 1.7], 4), ([1.6, 1.5, 1.4], 6)])
 def test_the_best_model_is_kept(found, best, measured, text, elsewhere, monkeypatch, capsys):
     """Beside the checkpoint, which is as without it; --resume goes on to keep it."""
-    validate, seen = ne.Run.validate, {}
+    validate, seen = TextRun.validate, {}
 
     def validate_and_copy(self, rows=None):
         seen[self.state.step] = self.model.flat.copy()
@@ -482,7 +492,7 @@ def test_the_best_model_is_kept(found, best, measured, text, elsewhere, monkeypa
     measured[:] = found
     run(*start, "--out", "plain.bin")
     assert not os.path.exists("plain_best.bin")
-    monkeypatch.setattr(ne.Run, "validate", validate_and_copy)
+    monkeypatch.setattr(TextRun, "validate", validate_and_copy)
     measured[:] = found
     capsys.readouterr()
     said = told(*start, "--keep-best")
@@ -507,7 +517,7 @@ def test_a_best_model_that_cannot_be_written_ends_no_run(measured, text, elsewhe
             raise WriteError(f"cannot write {path}: No space left on device")
         return write(path, *args)
 
-    monkeypatch.setattr(ne, "write_tensors", refuses)
+    monkeypatch.setattr("nanoeuler_parts.files.safetensors.write_tensors", refuses)
     measured[:] = [1.6, 1.5, 1.7]
     run("train", "--data", text, *VALIDATED, "--keep-best")
     assert "note: step 4 is not saved: cannot write nanoeuler_best.bin" in capsys.readouterr().err
@@ -558,20 +568,20 @@ def test_the_time_left_is_that_of_the_steps_left(fake_clock, text, elsewhere):
 @pytest.mark.parametrize("a_part, due", [
     (1, []), (6, [2, 4, 6, 8]), (10, [2, 4, 6, 8]), (11, [*range(1, 10)])])
 def test_parts_are_reported_when_ten_seconds_have_passed(a_part, due, fake_clock, capsys):
-    for _ in ne.with_progress(range(10), "validation"):
+    for _ in with_progress(range(10), "validation"):
         fake_clock.advance(a_part)
     assert capsys.readouterr().out == "".join(f"validation: {i} of 10 parts\n" for i in due)
 
 
 def test_a_record_is_in_the_log_at_once(text, elsewhere, monkeypatch):
     """So an interrupted run, and a page that watches one, has all steps up to the last."""
-    record, seen = ne.Run.record, []
+    record, seen = TextRun.record, []
 
     def record_and_look(run, **values):
         record(run, **values)
         seen.append((len(read_log("nanoeuler.jsonl")), values["step"]))
 
-    monkeypatch.setattr(ne.Run, "record", record_and_look)
+    monkeypatch.setattr(TextRun, "record", record_and_look)
     run("train", "--data", text, "--steps", 4, *FAST)
     assert seen == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 4)]          # the last is a validation
 
@@ -579,8 +589,8 @@ def test_a_record_is_in_the_log_at_once(text, elsewhere, monkeypatch):
 @pytest.mark.parametrize("width, said", [
     (128, "lr 0.004, "), (320, "lr 0.0016 (--lr 0.004 x 128 / width 320), ")])
 def test_the_settings_show_the_rate_as_typed_and_as_used(width, said):
-    run = object.__new__(ne.Run)
-    run.options, run.lr = ne.TrainOptions(lr=0.004), 0.004 * 128 / width
+    run = object.__new__(TextRun)
+    run.options, run.lr = TrainOptions(lr=0.004), 0.004 * 128 / width
     run.model = SimpleNamespace(cfg=replace(TINY, n_embd=width))
     rows = dict(run.rows_of_optimizer())
     assert rows["AdamW"].startswith(said) and rows["Muon"].startswith("lr 0.02, ")
@@ -589,11 +599,11 @@ def test_the_settings_show_the_rate_as_typed_and_as_used(width, said):
 @pytest.mark.parametrize("sample, shown", [
     ("", []), ("\nHe said:\n'No.'\n", ["    He said:", "    'No.'"])])
 def test_a_sample_is_printed_as_the_text_that_it_is(sample, shown, monkeypatch, capsys):
-    run = object.__new__(ne.Run)
+    run = object.__new__(TextRun)
     run.state, run.progress = ne.State(step=7), SimpleNamespace(count_validation=lambda s: None)
     for name, value in dict(elapsed=0.0, validate="1.5 bits/byte", sample_text=sample, record=None,
                             compare=None).items():
-        monkeypatch.setattr(ne.Run, name, lambda self, *a, value=value, **named: value)
+        monkeypatch.setattr(TextRun, name, lambda self, *a, value=value, **named: value)
     run.validate_midway()
     assert capsys.readouterr().out.splitlines() == [
         "step     7  validation 1.5 bits/byte (estimate)", *shown]
@@ -607,16 +617,16 @@ ALIKE = (*FAST, "--mtp-until", 1)            # one step is as long as another
 def clock(monkeypatch):
     """A run takes 0.1 s a step; after its tenth step, as long as clock.append(seconds) says."""
     slow = [0.1]
-    monkeypatch.setattr(ne.Run, "elapsed", lambda run: (
+    monkeypatch.setattr(TextRun, "elapsed", lambda run: (
         0.1 * min(10, run.state.step) + slow[-1] * max(0, run.state.step - 10)))
     return slow
 
 
 def test_the_time_left_has_no_validation_that_compiles(text, elsewhere, monkeypatch):
     """A run of 40 steps, 0.1 s each, and of 1,000 s in its first validation, after step 10."""
-    validate, validated = ne.Run.validate, []
-    monkeypatch.setattr(ne.Run, "validate", lambda *a: (validate(*a), validated.append(1))[0])
-    monkeypatch.setattr(ne.Run, "elapsed",
+    validate, validated = TextRun.validate, []
+    monkeypatch.setattr(TextRun, "validate", lambda *a: (validate(*a), validated.append(1))[0])
+    monkeypatch.setattr(TextRun, "elapsed",
                         lambda run: 0.1 * run.state.step + 1000 * bool(validated))
     said = told("train", "--data", text, *ALIKE, "--steps", 40, "--eval-every", 10)
     [line] = [line for line in said.splitlines() if line.startswith("step    20/")]
@@ -654,8 +664,8 @@ def test_minutes_end_a_run_of_slow_steps(a_step, steps, fake_clock, text, elsewh
 def test_a_long_tail_is_measured_in_part(clock, text, elsewhere, monkeypatch, capsys):
     """By rows that are spread over the tail, which then leave time for training."""
     whole, part = [], []
-    for found, most in ((whole, ne.Run.most_final), (part, 320)):
-        monkeypatch.setattr(ne.Run, "most_final", most)
+    for found, most in ((whole, TextRun.most_final), (part, 320)):
+        monkeypatch.setattr(TextRun, "most_final", most)
         said = told("train", "--data", text, "--minutes", 0.2, *ALIKE, "--force")
         c, log = ne.read_checkpoint("nanoeuler.bin"), read_log("nanoeuler.jsonl")
         found += [said, c.state, [r for r in log if "val_bits_per_byte" in r][-1]]
@@ -664,9 +674,9 @@ def test_a_long_tail_is_measured_in_part(clock, text, elsewhere, monkeypatch, ca
     assert n > 3 * 320 and "on the whole held-out tail" in whole[0] and whole[2]["windows"] is None
     assert f"on 20 of {n // 16:,} held-out windows" in part[0] and part[2]["windows"] == 20
     assert part[1].step > whole[1].step      # the time that the shorter validation leaves
-    model, run = ne.Model(c.cfg, c.flat), ne.Run("y.bin", c._replace(state=ne.State()),
-                                                 ne.TrainOptions(data=str(text)).check())
-    measured = ne.evaluate(model, *run.data.validation, 20)
+    model, run = ne.Model(c.cfg, c.flat), TextRun("y.bin", c._replace(state=ne.State()),
+                                                 TrainOptions(data=str(text)).check())
+    measured = evaluate(model, *run.data.validation, 20)
     assert part[1].bits_per_byte == pytest.approx(measured, 1e-3)
 
 
@@ -778,7 +788,7 @@ def test_a_caller_may_skip_a_step_that_is_not_finite(muon_lr):
 @pytest.fixture
 def read_unseen(monkeypatch):
     """Readers let pass what is not finite, as if it had arisen during the run."""
-    monkeypatch.setattr(ne, "need_finite", lambda name, x: None)
+    monkeypatch.setattr("nanoeuler_parts.files.safetensors.need_finite", lambda name, x: None)
 
 
 @pytest.mark.parametrize("name", ["qkv", "down", "final_norm"])
@@ -827,7 +837,7 @@ def test_a_validation_that_is_no_number_is_not_saved(copy, monkeypatch, capsys):
     """Such a checkpoint would be refused when it is read."""
     monkeypatch.chdir(copy)
     before = (copy / "nanoeuler.bin").read_bytes()
-    monkeypatch.setattr(ne, "evaluate", lambda *args: float("nan"))
+    monkeypatch.setattr("nanoeuler_parts.runs.evaluation.evaluate", lambda *args: float("nan"))
     refused(capsys, "train", "--resume", "--steps", 25, words=("validation loss is nan bits/byte",))
     assert (copy / "nanoeuler.bin").read_bytes() == before
 
@@ -837,16 +847,16 @@ def test_minutes_do_not_count_the_compilation(text, elsewhere, monkeypatch):
     later, began, clock = [0.0], [], time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + later[0])
     monkeypatch.setattr(ne.Model, "ready", staticmethod(lambda options=None: later.insert(0, 1e6)))
-    monkeypatch.setattr(ne.Run, "train", lambda run, caught: began.append(run.elapsed()))
+    monkeypatch.setattr(TextRun, "train", lambda run, caught: began.append(run.elapsed()))
     run("train", "--data", text, "--steps", 1, *FAST)
     assert 0 < began[0] < 1e5
 
 
 def test_minutes_do_not_count_the_reading_of_data(copy, monkeypatch):
     """In a resumed run, which also reads its checkpoint, and once more in the next one"""
-    later, began, clock, train = [0.0], [], time.perf_counter, ne.Run.train
+    later, began, clock, train = [0.0], [], time.perf_counter, TextRun.train
 
-    def loads(run, *args, load=ne.Run.load):
+    def loads(run, *args, load=TextRun.load):
         later[0] += 1e6
         return load(run, *args)
 
@@ -856,8 +866,8 @@ def test_minutes_do_not_count_the_reading_of_data(copy, monkeypatch):
 
     monkeypatch.chdir(copy)
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + later[0])
-    monkeypatch.setattr(ne.Run, "load", loads)
-    monkeypatch.setattr(ne.Run, "train", trains)
+    monkeypatch.setattr(TextRun, "load", loads)
+    monkeypatch.setattr(TextRun, "train", trains)
     run("train", "--resume", "--steps", 22)
     run("train", "--resume", "--steps", 23)
     assert all(0 <= now - before < 1e5 for before, now in began) and len(began) == 2
@@ -883,31 +893,32 @@ def test_a_run_of_few_steps_says_so(length, is_told, text, elsewhere, monkeypatc
     (dict(minutes=3.0), "so 3 minutes allow about 15 steps"),
     (dict(steps=3600), "so 3,600 steps take about 12.0 hours")])
 def test_a_model_for_a_gpu_is_said_to_be_slow_on_a_cpu(length, words, monkeypatch, capsys):
-    monkeypatch.setattr(ne, "seconds_of_step", lambda cfg, tokens: 12.0)
-    options = ne.TrainOptions.chosen(**length)
+    monkeypatch.setattr("nanoeuler_parts.runs.guards.seconds_of_step", lambda cfg, tokens: 12.0)
+    options = TrainOptions.chosen(**length)
     for preset in "small", "big":
-        ne.note_slow_run(ne.PRESETS[preset], options)
+        note_slow_run(ne.PRESETS[preset], options)
     assert capsys.readouterr().err == ""
-    ne.note_slow_run(ne.PRESETS["base"], options)
+    note_slow_run(ne.PRESETS["base"], options)
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1 and "a step takes about 12.0 s" in said
 
 
 def test_the_time_of_a_step_grows_with_the_work():
     """It is of matrix products: seconds on a CPU of today for the preset base."""
-    assert 0.05 < ne.seconds_of_step(ne.PRESETS["base"], 2048) < 1000
+    assert 0.05 < seconds_of_step(ne.PRESETS["base"], 2048) < 1000
 
 
 def test_train_says_that_a_model_is_slow_before_it_begins(text, tmp_path, monkeypatch):
     noted = []
-    monkeypatch.setattr(ne, "note_slow_run", lambda cfg, options: noted.append(cfg.n_embd))
-    monkeypatch.setattr(ne.Run, "go", lambda run: None)
+    monkeypatch.setattr("nanoeuler_parts.runs.guards.note_slow_run",
+                        lambda cfg, options: noted.append(cfg.n_embd))
+    monkeypatch.setattr(TextRun, "go", lambda run: None)
     run("train", "--data", text, "--steps", 1, *FAST, "--out", tmp_path / "a.bin")
     assert noted == [ne.PRESETS["small"].n_embd]
 
 
 def test_train_says_that_it_reads_a_large_text(text, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ne.Run, "go", lambda run: None)
+    monkeypatch.setattr(TextRun, "go", lambda run: None)
     size = os.path.getsize(text)
     for large, said in (size, True), (2 * size, False):
         monkeypatch.setattr("nanoeuler_parts.files.texts.LARGE", large)

@@ -19,6 +19,7 @@ from oracles.torch_engine import Twin, replies
 
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.tuning.examples import held_out, read_examples
 from nanoeuler_parts.tuning.sft import SftOptions
 
@@ -243,7 +244,7 @@ def test_more_questions_of_skill_are_held_out_and_right():
 
 def test_the_twin_follows_a_schedule_planned_by_minutes(base, bench, text, monkeypatch):
     monkeypatch.setitem(ne.PRESETS, "small", LITTLE)
-    monkeypatch.setattr(ne.Run, "elapsed", lambda run: 0.1 * run.state.step)
+    monkeypatch.setattr(Run, "elapsed", lambda run: 0.1 * run.state.step)
     bench("--stage", "pretrain", "--preset", "small", "--data", text, "--minutes", 0.05,
           "--seq-len", 16, "--vocab-size", 280, "--batch", 64, "--out", "out_pretrain")
     r, v = result_of(base, "out_pretrain")

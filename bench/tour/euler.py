@@ -6,6 +6,7 @@ README and page 7 show the same steps, those of `python nanoeuler.py lens TEXT b
 import numpy as np
 
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.bundled import beside_program, SHIPPED
 from nanoeuler_parts.tools.lens import euler_steps
 
 TEXT = "What is the capital of Norway? The capital of Norway is"
@@ -21,7 +22,7 @@ text { font: 12px system-ui, sans-serif; fill: #444 } .attention { fill: #6b9bd1
 
 def trajectory():
     """[(name, |f| / |x| or None, probabilities (V,))] after 0 to 14 steps, and the vocabulary"""
-    c = ne.read_checkpoint(str(ne.beside_program(ne.SHIPPED)), moments=False)
+    c = ne.read_checkpoint(str(beside_program(SHIPPED)), moments=False)
     ids = np.array(c.tokenizer.encode(TEXT), np.int32)
     steps = euler_steps(ne.Model(c.cfg, c.flat), ids)
     return [(name.strip(), ratio, p) for name, ratio, _, p in steps], c.tokenizer.vocab

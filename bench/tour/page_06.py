@@ -3,6 +3,7 @@ import numpy as np
 from shapes import box, svg, text
 
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.bundled import beside_program, SHIPPED
 
 TEXT = "What is the capital of Norway? The capital of Norway is"
 HEADS = ((4, 1, "layer 5, head 2: mostly the token before"),
@@ -37,7 +38,7 @@ def grid(x, weights, words, caption):
 
 
 def picture():
-    c = ne.read_checkpoint(str(ne.beside_program(ne.SHIPPED)), moments=False)
+    c = ne.read_checkpoint(str(beside_program(SHIPPED)), moments=False)
     ids = c.tokenizer.encode(TEXT)
     words = [c.tokenizer.vocab[i].decode().strip() for i in ids]
     model = ne.Model(c.cfg, c.flat)

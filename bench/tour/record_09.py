@@ -17,6 +17,9 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 import nanoeuler as ne  # noqa: E402
+from nanoeuler_parts.runs.loop import TrainingLoop
+from nanoeuler_parts.runs.options import TrainOptions
+from nanoeuler_parts.files.logs import log_path
 
 EVERY = 20           # steps per point of the curve
 
@@ -30,13 +33,13 @@ def sampled(cfg, flat, tokenizer, step):
 
 def record(out):
     c = ne.read_checkpoint(out, moments=False)
-    log = [json.loads(line) for line in open(ne.log_path(out, ""), encoding="utf-8")]
+    log = [json.loads(line) for line in open(log_path(out, ""), encoding="utf-8")]
     steps = [r for r in log if "loss" in r]
     bits = np.array([r["bits_per_byte"] for r in steps])
     n = c.state.n_steps
     assert len(steps) == n and n % EVERY == 0
-    loop = ne.TrainingLoop()
-    loop.options = ne.TrainOptions(**c.state.options)
+    loop = TrainingLoop()
+    loop.options = TrainOptions(**c.state.options)
     samples = {r["step"]: r["sample"] for r in log if "sample" in r}
     samples[0] = sampled(c.cfg, loop.initial(c.cfg), c.tokenizer, 0)
     samples[n] = sampled(c.cfg, c.flat, c.tokenizer, n)

@@ -150,3 +150,12 @@ def need_another(path, source):
     """Rejects an output path that is also the input, even with --force."""
     need(os.path.realpath(path) != os.path.realpath(source),
          f"{path} would replace its input {source}; choose another name")
+
+def refuse_overwrite(path, force, remedy="choose another name"):
+    """Rejects a path that exists.  With --force, it accepts a regular file, but nothing else.
+    A path that cannot be written is rejected, too, before the work begins."""
+    if os.path.exists(path):
+        what = "a directory" if os.path.isdir(path) else "not a regular file"
+        need(os.path.isfile(path), f"{path} exists and is {what}; choose another name")
+        need(force, f"{path} exists; {remedy}, or replace it with --force")
+    need_writable(path)

@@ -2,9 +2,10 @@
 import os
 
 from bpe import need
-from nanoeuler import arg, checkpoint, file_name, FORCE, read_checkpoint, refuse_overwrite
+from nanoeuler_parts.checkpoint.file import read_checkpoint
 from nanoeuler_parts.files.safetensors import note_large
-from nanoeuler_parts.files.writing import need_another, replacing
+from nanoeuler_parts.files.writing import need_another, refuse_overwrite, replacing
+from nanoeuler_parts.flags import arg, checkpoint, file_name, FORCE
 from nanoeuler_parts.interchange.gguf import write_gguf
 from nanoeuler_parts.interchange.huggingface import (
     export_folder, llama_files, need_folder, WEIGHTS_OF_LLAMA,

@@ -8,7 +8,9 @@ from dataclasses import fields, replace
 import numpy as np
 
 from bpe import need, UserError
-from nanoeuler import ALPACA, Config, kept_of_frequency, llama_tensors, named, rope_frequency
+from nanoeuler import Config, kept_of_frequency, llama_tensors, rope_frequency
+from nanoeuler_parts.chat.templates import ALPACA
+from nanoeuler_parts.checkpoint.tensors import named
 from nanoeuler_parts.files.safetensors import AGAIN, cut_short, note_large, release_pages
 from nanoeuler_parts.interchange.forms import reading_form
 from nanoeuler_parts.interchange.llama import (

@@ -11,18 +11,19 @@ from dataclasses import replace
 import numpy as np
 
 from bpe import need, read_bytes, regular, UserError
-from nanoeuler import (
-    ALPACA, ends_of, from_bf16, named, refuse_overwrite, rope_frequency, Sampling,
-)
+from nanoeuler import from_bf16, rope_frequency
+from nanoeuler_parts.chat.jinja import need_short
+from nanoeuler_parts.chat.sampling import Sampling
+from nanoeuler_parts.chat.templates import ALPACA, ends_of
+from nanoeuler_parts.checkpoint.tensors import named
 from nanoeuler_parts.files.safetensors import (
     AGAIN, BLOCK, map_tensors, OF_WEIGHTS, read_header, release_pages, write_tensors,
 )
-from nanoeuler_parts.files.writing import need_writable, replacing
+from nanoeuler_parts.files.writing import need_writable, refuse_overwrite, replacing
 from nanoeuler_parts.interchange.forms import reading_form
 from nanoeuler_parts.interchange.llama import (
     entries_of, Found, json_of, llama_config, need_llama, need_regular, REMEDY,
 )
-from nanoeuler_parts.interchange.templates import need_short
 from nanoeuler_parts.interchange.tokenizers import tokenizer_of_json
 from nanoeuler_parts.tokenizers.families import tokenizer_of_model
 from nanoeuler_parts.tokenizers.sentencepiece import PieceTokenizer

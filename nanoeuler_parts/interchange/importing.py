@@ -7,20 +7,22 @@ import shlex
 import numpy as np
 
 from bpe import need, regular
-from nanoeuler import (
-    arg, expected_types, file_name, FORCE, in_int8, meta_of, Model, n_params, refuse_overwrite,
-    State, tensor_shapes, to_bf16, typed,
-)
+from nanoeuler import Model, n_params, to_bf16
+from nanoeuler_parts.chat.jinja import need_short
+from nanoeuler_parts.checkpoint.file import meta_of
+from nanoeuler_parts.checkpoint.matrices import expected_types, in_int8
+from nanoeuler_parts.checkpoint.state import State
+from nanoeuler_parts.checkpoint.tensors import tensor_shapes
 from nanoeuler_parts.files.safetensors import (
     BLOCK, Computed, need_finite, note_large, write_tensors,
 )
-from nanoeuler_parts.files.writing import need_another
+from nanoeuler_parts.files.writing import need_another, refuse_overwrite
+from nanoeuler_parts.flags import arg, file_name, FORCE, typed
 from nanoeuler_parts.interchange.forms import reading_form
 from nanoeuler_parts.interchange.gguf import llama_of_gguf
 from nanoeuler_parts.interchange.huggingface import (
     folder_of_hub, IN_HUB, llama_of_folder, note, WEIGHTS_OF_LLAMA,
 )
-from nanoeuler_parts.interchange.templates import need_short
 
 GIVE_A_LLAMA = ("give a Llama with a BPE tokenizer: a GGUF file, or a directory with config.json, "
                 "safetensors, tokenizer.json and tokenizer_config.json")

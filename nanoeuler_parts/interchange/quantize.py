@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from bpe import need
-from nanoeuler import (
-    aligned, arg, counted, file_name, FORCE, Model, model_name, n_params, named, need_setting,
-    read_checkpoint, refuse_overwrite, SHAPE, typed, write_checkpoint,
-)
+from nanoeuler import aligned, Model, n_params, need_setting
+from nanoeuler_parts.checkpoint.file import read_checkpoint, write_checkpoint
+from nanoeuler_parts.checkpoint.tensors import named
+from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.files.safetensors import note_large
+from nanoeuler_parts.files.writing import refuse_overwrite
+from nanoeuler_parts.flags import arg, file_name, FORCE, model_name, SHAPE, typed
 
 HEADS = [f for f in SHAPE if f.name == "n_mtp"]          # the only flag of a model's shape
 

@@ -22,10 +22,13 @@ from bpe import need, UserError
 from nanoeuler_cuda import open_device
 from nanoeuler_parts.files.errors import problem
 from nanoeuler_parts.files.logs import alone
+from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.gpu.launches import gpus_here
 from nanoeuler_parts.gpu.place import PLACE
 from nanoeuler_parts.ranks.engine import Links, RankedModel, Stopping
 from nanoeuler_parts.ranks.sockets import LISTENER, Ranks
+from nanoeuler_parts.runs.signals import saving_signals
+from nanoeuler_parts.runs.start import launch
 
 GRACE = 15.0                                 # seconds that other ranks have to end after a failure
 
@@ -54,7 +57,7 @@ def ranked_run(run, ranks):
                 need(x == settings[0], f"rank {rank} has other data or settings than rank 0: "
                      f"expected {settings[0]}, got {x}")
             if first and self.B < ranks.size:
-                print(f"note: a step has {ne.counted(self.B, 'sequence')}, fewer than the "
+                print(f"note: a step has {counted(self.B, 'sequence')}, fewer than the "
                       f"{ranks.size} GPUs, so some are idle; use a larger --batch", file=sys.stderr)
             if not first:
                 self.folder = tempfile.TemporaryDirectory()
@@ -122,7 +125,7 @@ def start_ranks(gpus):
     The ranks run in sessions of their own.  So a signal from a terminal or a supervisor reaches
     them once, passed on by this process."""
     there = gpus_here()
-    need(gpus <= there, f"--gpus is {gpus}, but this machine has {ne.counted(there, 'GPU')}")
+    need(gpus <= there, f"--gpus is {gpus}, but this machine has {counted(there, 'GPU')}")
     # Rank 0 inherits this socket, so that no other program can take its port meanwhile
     listener = socket.create_server(("127.0.0.1", 0), backlog=2 * gpus)
     port = listener.getsockname()[1] - 1     # the others connect to MASTER_PORT + 1, see place.py
@@ -131,7 +134,7 @@ def start_ranks(gpus):
     def pass_on(number, frame):
         for x in ranks:
             x.send_signal(number)
-    before = [(number, signal.signal(number, pass_on)) for number in ne.saving_signals()]
+    before = [(number, signal.signal(number, pass_on)) for number in saving_signals()]
     try:
         for rank in range(gpus):
             env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(gpus),
@@ -192,7 +195,7 @@ def launch_ranks(run, flags):
         open_device()
         RankedModel.links = Links(ranks)
         lock = alone if first else lambda out: contextlib.nullcontext("")
-        ne.launch(ranked_run(run, ranks), RankedModel, lock=lock, **flags)
+        launch(ranked_run(run, ranks), RankedModel, lock=lock, **flags)
         ranks.all("", "the end")
         RankedModel.links.close()
         ranks.close()

@@ -26,6 +26,8 @@ import numpy as np
 from numba import set_num_threads
 
 import nanoeuler as ne
+from nanoeuler_parts.chat.sampling import Sampling
+from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.serve.log import log_fault
 
 MOST_JOBS = 16               # maximum number of waiting explanations
@@ -60,7 +62,7 @@ class News:
 class Answer:
     """A text that a client has requested, and the state of its generation."""
     ids: list                                # tokens of the prompt
-    sampling: ne.Sampling
+    sampling: Sampling
     rng: object
     ends: tuple                              # the tokens that end the answer
     vocab: list
@@ -132,7 +134,7 @@ class Engine:
             if self.draining:
                 raise Busy(ENDING)
             if len(self.waiting) + len(answers) > self.most + len(self.free):
-                raise Busy(f"the queue has no room for {ne.counted(len(answers), 'answer')}: "
+                raise Busy(f"the queue has no room for {counted(len(answers), 'answer')}: "
                            f"{len(self.waiting)} are waiting, the limit is {self.most}; try again "
                            f"later")
             now = time.perf_counter()

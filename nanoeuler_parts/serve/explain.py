@@ -7,6 +7,8 @@ engine's thread resumes between two steps.  At each `yield`, the answers take a 
 import numpy as np
 
 import nanoeuler as ne
+from nanoeuler_parts.chat.templates import rewind_to
+from nanoeuler_parts.checkpoint.file import read_checkpoint
 from nanoeuler_parts.kernels import compile_passes
 from nanoeuler_parts.serve.engine import likeliest
 from nanoeuler_parts.serve.protocol import refuse_unless, token_text
@@ -42,7 +44,7 @@ class Explainer:
         def work():
             if self.decoder is None:
                 self.decoder = self.speaker.decoder.with_slots(1, length)
-            rest = ne.rewind_to(self.decoder, ids)
+            rest = rewind_to(self.decoder, ids)
             while len(rest) > PIECE:
                 self.decoder.read([ne.Part(0, rest[:PIECE], 0)])
                 rest = rest[PIECE:]
@@ -73,7 +75,7 @@ class Explainer:
         holds another model, since its weights would explain nothing."""
         if self.model is None:
             self.prepare()
-            c, mine = ne.read_checkpoint(self.file, moments=False), self.speaker
+            c, mine = read_checkpoint(self.file, moments=False), self.speaker
             same = c.cfg == mine.cfg and c.state == mine.state and c.tokenizer.vocab == self.vocab
             refuse_unless(same, f"{self.file} has changed since the server started; restart the "
                           f"server to load it")

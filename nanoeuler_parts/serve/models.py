@@ -16,6 +16,13 @@ from dataclasses import asdict
 from numba import get_num_threads, set_num_threads
 
 import nanoeuler as ne
+from nanoeuler_parts.chat.models import models_in, MOST_MODELS
+from nanoeuler_parts.chat.sampling import ChatSampling, Sampling
+from nanoeuler_parts.chat.speaker import Speaker
+from nanoeuler_parts.chat.templates import is_alpaca, is_chatml
+from nanoeuler_parts.checkpoint.bundled import BOX, BUNDLED, is_bundled
+from nanoeuler_parts.checkpoint.file import begins_as_checkpoint, NOT_OURS
+from nanoeuler_parts.checkpoint.state import State
 from nanoeuler_parts.files.safetensors import read_meta
 from nanoeuler_parts.serve import values
 from nanoeuler_parts.serve.engine import CACHE_BYTES, Engine, Turns
@@ -30,7 +37,7 @@ SCAN_SECONDS = 1             # shortest time between two looks into the folder
 
 def name_of(file):
     """The name of a model for clients"""
-    return ne.BUNDLED if ne.is_bundled(file) else os.path.basename(file).removesuffix(".bin")
+    return BUNDLED if is_bundled(file) else os.path.basename(file).removesuffix(".bin")
 
 
 def bytes_a_token(cfg, options):
@@ -50,20 +57,20 @@ def card_of(file, cfg, state, options, decoder=None):
     not loaded"""
     template = options.template or state.template
     answers = state.kind == "chat" or options.template != ""
-    spoken = ("alpaca" if ne.is_alpaca(template) else "chatml" if ne.is_chatml(template)
+    spoken = ("alpaca" if is_alpaca(template) else "chatml" if is_chatml(template)
               else "the model's own")
     length = context_of(cfg, options)
     return {"name": name_of(file), "parameters": ne.n_params(cfg), "config": asdict(cfg),
             "kind": state.kind, "step": state.step, "bits_per_byte": state.bits_per_byte,
             "tokens_seen": state.tokens_seen, "answers": answers,
             "template": spoken if answers else "",
-            "remembers": answers and not ne.is_alpaca(template),
+            "remembers": answers and not is_alpaca(template),
             "loaded": decoder is not None,
             "weights": decoder.kept_as if decoder else options.weights,
             "context": length, "slots": options.slots, "bytes": os.path.getsize(file),
             "modified": os.path.getmtime(file),
             "cache_mib": length * bytes_a_token(cfg, options) / 2**20,
-            "temperature": (ne.ChatSampling if answers else ne.Sampling).temperature,
+            "temperature": (ChatSampling if answers else Sampling).temperature,
             "most_tokens": options.tokens, "heads": decoder.heads if decoder else cfg.n_mtp - 1,
             "version": ne.__version__}
 
@@ -90,10 +97,10 @@ class Served:
         self.name, self.stats, self.threads = name_of(file), Stats(), get_num_threads()
         self.engine = self.reader = self.explainer = None
         self.stamp = stamp_of(file)
-        with ne.reading(file, ne.NOT_OURS):
+        with ne.reading(file, NOT_OURS):
             meta = read_meta(file)
             cfg = ne.Config(**json.loads(meta["config"])).check()
-            state = ne.State(**json.loads(meta["state"])).check()
+            state = State(**json.loads(meta["state"])).check()
             self.card = card_of(file, cfg, state, options)
 
     def load(self, gone=None):
@@ -103,8 +110,8 @@ class Served:
             return
         o, models = self.options, self.models
         set_num_threads(self.threads)        # Numba's setting is per thread
-        speaker = ne.Speaker(self.file, InTurn(self.decoder, models.turns),
-                             ne.Sampling(weights=o.weights, template=o.template).check())
+        speaker = Speaker(self.file, InTurn(self.decoder, models.turns),
+                             Sampling(weights=o.weights, template=o.template).check())
         length = context_of(speaker.cfg, o)
         engine = Engine(lambda: speaker.decoder.with_slots(o.slots, length), self.stats, o.queue,
                         self.threads, models.turns)
@@ -167,7 +174,7 @@ class Models:
 
     def found(self):
         """{name: Served}: the default, the models in the folder, and all that are in memory"""
-        newest = sorted(ne.models_in(self.folder), reverse=True)[:ne.MOST_MODELS]
+        newest = sorted(models_in(self.folder), reverse=True)[:MOST_MODELS]
         files = [os.path.normpath(os.path.join(self.folder, name)) for _, name in newest]
         found = {self.default.name: self.default}
         for file in files:
@@ -175,7 +182,7 @@ class Models:
             if name not in found and (model := self.at(file, self.by_name.get(name))):
                 found[name] = model
         kept = {name: model for name, model in self.by_name.items()
-                if model.engine or ne.is_bundled(model.file)}
+                if model.engine or is_bundled(model.file)}
         return {**found, **{name: model for name, model in kept.items() if name not in found}}
 
     def at(self, file, known):
@@ -189,7 +196,7 @@ class Models:
             if self.failed.get(file) == stamp:
                 return None
             seen_before, self.failed[file] = file in self.failed, stamp
-            if not ne.begins_as_checkpoint(file):
+            if not begins_as_checkpoint(file):
                 return None
             model = Served(file, self.decoder, self.options, self)
             del self.failed[file]
@@ -220,8 +227,8 @@ class Models:
             self.refresh()
         by_name = self.by_name
         known = {DEFAULT: self.default, **by_name}
-        if ne.BUNDLED in by_name:
-            known.setdefault(ne.BOX, by_name[ne.BUNDLED])
+        if BUNDLED in by_name:
+            known.setdefault(BOX, by_name[BUNDLED])
         tagless = name.removesuffix(":latest")
         for spelling in name, tagless, tagless.removesuffix(".bin"):
             if spelling in known:

@@ -5,11 +5,11 @@ import hashlib
 import json
 import time
 
-import nanoeuler as ne
+from nanoeuler_parts.chat.sampling import ChatSampling, Sampling
 from nanoeuler_parts.serve import values
 from nanoeuler_parts.serve.protocol import (
-    Asked, checked, encoded, flag, MOST_LOGPROBS, number, refuse_unless, SAMPLED, seed,
-    shown as quoted, stops, text, WHOLE, Work, Writer,
+    Asked, checked, encoded, flag, MOST_LOGPROBS, number, refuse_unless, SAMPLED, seed, shown as
+    quoted, stops, text, WHOLE, Work, Writer,
 )
 
 # The version of Ollama whose protocol this is.  Clients require a minimum: GitHub Copilot 0.6.4.
@@ -59,7 +59,7 @@ def understood(body, known):
 def of_openai(reader, said):
     """The parameters of OpenAI's protocol that mean the same.  Temperature is that of `chat`."""
     chosen = said.get("options", {})
-    sampling = ne.ChatSampling if reader.speaker.answers else ne.Sampling
+    sampling = ChatSampling if reader.speaker.answers else Sampling
     found = {"temperature": sampling.temperature, "stream": said.get("stream", True)}
     found |= {name: chosen[name] for name in (*SAMPLED, "stop") if name in chosen}
     found["response_format"] = said.get("format", "")

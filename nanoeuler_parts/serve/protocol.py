@@ -18,6 +18,9 @@ from dataclasses import dataclass, field, replace
 
 import nanoeuler as ne
 from bpe import reading
+from nanoeuler_parts.chat.messages import checked_message
+from nanoeuler_parts.chat.sampling import Sampling
+from nanoeuler_parts.chat.templates import chat_ids, is_alpaca, is_chatml
 from nanoeuler_parts.files.texts import json_beginning, parse_json
 from nanoeuler_parts.serve import values
 from nanoeuler_parts.serve.engine import Answer
@@ -495,7 +498,7 @@ class Reader:
             refuse_unless(scores <= MOST_SCORES, f"expected at most {MOST_SCORES:,} log-"
                           f"probabilities per request, got {scores:,}; request fewer tokens or "
                           f"answers, or a smaller logprobs", "logprobs")
-        options = ne.Sampling(
+        options = Sampling(
             tokens=most, stop=said.get("stop", []), speculate=self.speculate,
             logprobs=0 if logprobs is None else max(1, logprobs),
             json_schema=format_of(said), **sampled(said)).check()
@@ -562,7 +565,7 @@ class Reader:
         system = [m for m in said[:1] if m[0] == "system"]
         if forget:
             return self.newest_exchanges(system, said[len(system):], work, state)
-        if ne.is_alpaca(self.speaker.template):          # it uses only the last question
+        if is_alpaca(self.speaker.template):          # it uses only the last question
             self.need_room(sum(len(content) for _, content in said[len(asked) - 1:]), "messages")
         else:
             self.need_room(sum(len(content) for _, content in said), "messages")
@@ -573,7 +576,7 @@ class Reader:
     def work_of(self, messages):
         """The work to turn messages into ids, in characters.  A message costs as much as 64."""
         template = self.speaker.template
-        weight = 1 if ne.is_alpaca(template) or ne.is_chatml(template) else THIRD_PARTY
+        weight = 1 if is_alpaca(template) or is_chatml(template) else THIRD_PARTY
         return weight * sum(64 + len(text) for _, text in messages)
 
     def newest_exchanges(self, system, rest, work, state=None):
@@ -632,7 +635,7 @@ class Reader:
         need_known_keys(place, m, "messages")
         role = "system" if m.get("role") == "developer" else m.get("role")
         try:
-            return ne.checked_message(role, m.get("content"), place)
+            return checked_message(role, m.get("content"), place)
         except ne.UserError as e:
             raise Refusal(400, str(e), "messages") from None
 
@@ -642,7 +645,7 @@ class Reader:
         state: what the template gets; None: the speaker's"""
         s, asked = self.speaker, without_beginning(messages)
         try:
-            ids = [int(i) for i in ne.chat_ids(s.template, asked, state or s.asked_state,
+            ids = [int(i) for i in chat_ids(s.template, asked, state or s.asked_state,
                                              s.tokenizer)]
         except ne.UserError as e:
             raise Refusal(400, str(e), "messages") from None
@@ -662,8 +665,8 @@ def need_known_keys(place, message, name):
 
 def checking(work):
     """A context in which the rendering of a third-party template ends if the client leaves"""
-    from nanoeuler_parts.interchange import templates
-    return templates.checking(lambda: need_client(work.gone))
+    from nanoeuler_parts.chat import jinja
+    return jinja.checking(lambda: need_client(work.gone))
 
 
 def without_beginning(messages):

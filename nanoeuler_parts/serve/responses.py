@@ -4,6 +4,7 @@ import time
 import uuid
 
 import nanoeuler as ne
+from nanoeuler_parts.chat.messages import checked_message
 from nanoeuler_parts.serve import protocol, values
 from nanoeuler_parts.serve.protocol import (
     checked, encoded, flag, length, MOST_LOGPROBS, need_known_keys, number, Refusal, refuse_unless,
@@ -91,7 +92,7 @@ def message(place, item):
                    ("input_text", "output_text") else part for part in content]
     role = item.get("role")
     try:
-        ne.checked_message("system" if role == "developer" else role, content, place)
+        checked_message("system" if role == "developer" else role, content, place)
     except ne.UserError as e:
         raise Refusal(400, str(e), "input") from None
     return {"role": role, "content": content}

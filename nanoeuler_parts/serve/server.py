@@ -12,6 +12,10 @@ from functools import partial
 import uvicorn
 
 import nanoeuler as ne
+from bpe import note
+from nanoeuler_parts.checkpoint.bundled import shown_name
+from nanoeuler_parts.checkpoint.file import open_checkpoint
+from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.serve.app import Server
 from nanoeuler_parts.serve.connections import Connection
 from nanoeuler_parts.serve.engine import CACHE_BYTES
@@ -84,7 +88,7 @@ class Uvicorn(uvicorn.Server):
     async def shutdown(self, sockets=None):
         self.server.stop_loads()
         if n := self.models.unfinished():
-            log(f"shutting down: waiting up to {self.drain} s for {ne.counted(n, 'answer')}; "
+            log(f"shutting down: waiting up to {self.drain} s for {counted(n, 'answer')}; "
                 f"press Ctrl-C to stop now", sys.stdout)
         loop = asyncio.get_running_loop()
         timers = [loop.call_later(self.drain, self.models.close),        # clients get an error
@@ -102,12 +106,12 @@ def print_models(models, options):
     for model in models:
         card = model.card
         use = ("loaded at its first request" if not card["loaded"] else
-               f"{ne.counted(options.slots, 'slot')} of {card['context']:,} tokens, KV cache of "
+               f"{counted(options.slots, 'slot')} of {card['context']:,} tokens, KV cache of "
                f"{card['cache_mib']:,.0f} MiB")
-        print(f"{ne.printable(ne.shown_name(model.file))}: {card['parameters']:,} parameters, "
+        print(f"{ne.printable(shown_name(model.file))}: {card['parameters']:,} parameters, "
               f"{use}")
         if said := other_context(card, options):
-            ne.note(f"{ne.shown_name(model.file)}: {said}")
+            note(f"{shown_name(model.file)}: {said}")
 
 
 def other_context(card, options):
@@ -140,7 +144,7 @@ def run(files, folder, decoder, options):
     options.api_key = key
     need_ascii(key)
     models = Models(files, decoder, options, folder)
-    ne.open_checkpoint(models.default.file)              # a damaged file is reported first
+    open_checkpoint(models.default.file)              # a damaged file is reported first
     Names(options)
     for path in options.log:
         if not os.path.exists(path):
@@ -161,7 +165,7 @@ def run(files, folder, decoder, options):
             asyncio.run(Uvicorn(server).serve(sockets=[s]))
         finally:
             models.close()
-    log(f"ended after {ne.counted(server.requests.answered(), 'request')}", sys.stdout)
+    log(f"ended after {counted(server.requests.answered(), 'request')}", sys.stdout)
     if not (models.ended(1) and server.ended()):
         end_now()
 

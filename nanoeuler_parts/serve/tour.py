@@ -6,7 +6,7 @@ pages stay in the browser; links to other files of the project become plain text
 import pathlib
 import re
 
-import nanoeuler as ne
+from nanoeuler_parts.checkpoint.bundled import beside_program
 
 TEMPLATE = pathlib.Path(__file__).parent / "pages/tour.html"
 LIVE = {"01": "tokens", "06": "attention", "07": "trajectory"}       # pages that ask the model
@@ -19,7 +19,7 @@ class Tour:
     """{path: file} of the pictures as `pictures`, and the names of the pages as `pages`"""
 
     def __init__(self):
-        folder = pathlib.Path(ne.beside_program("docs/tour"))
+        folder = pathlib.Path(beside_program("docs/tour"))
         self.pages = {path.stem: path for path in sorted(folder.glob("[01][0-9]_*.md"))}
         self.pages["glossary"] = folder / "glossary.md"
         self.index = folder / "README.md"

@@ -10,9 +10,15 @@ from dataclasses import dataclass, field, fields
 
 import nanoeuler as ne
 from bpe import need
-from nanoeuler import Decoder, model_path, model_to_use, setting, Settings
+from nanoeuler import Decoder, setting, Settings
+from nanoeuler_parts.chat.models import model_to_use, models_in, MOST_MODELS
+from nanoeuler_parts.checkpoint.bundled import (
+    BUNDLED, bundled_path, is_bundled, model_path, shown_name,
+)
+from nanoeuler_parts.checkpoint.file import begins_as_checkpoint, open_checkpoint
 from nanoeuler_parts.files.errors import PACKAGES
 from nanoeuler_parts.files.safetensors import read_meta
+from nanoeuler_parts.flags import arg, model_name
 
 @dataclass
 class Serving(Settings):
@@ -63,10 +69,10 @@ def need_packages(verb, names, more=()):
          f"{' '.join(shlex.quote(PACKAGES[name]) for name in missing((*names, *more)))}, or in a "
          f"clone pip install -e '.[{verb}]'")
 
-SERVED = ne.arg("files", nargs="*", type=ne.model_name, default=argparse.SUPPRESS, metavar="file",
-                help=f"checkpoints to serve, the default one first; {ne.BUNDLED}: the bundled "
+SERVED = arg("files", nargs="*", type=model_name, default=argparse.SUPPRESS, metavar="file",
+                help=f"checkpoints to serve, the default one first; {BUNDLED}: the bundled "
                      f"model (default: all models in this folder, also later ones, and "
-                     f"{ne.BUNDLED})")
+                     f"{BUNDLED})")
 
 def models_to_serve(files):
     """(checkpoints, folder) for models.Models.  Without names: the models in this folder and the
@@ -74,27 +80,27 @@ def models_to_serve(files):
     model does not answer."""
     if files:
         return [model_path(file) for file in files], None
-    newest, bundled = newest_chat_model(os.curdir), ne.beside_program(ne.SHIPPED)
+    newest, bundled = newest_chat_model(os.curdir), bundled_path()
     has_bundled = os.path.exists(bundled)
     default = newest or (bundled if has_bundled else model_to_use(place=""))
     if not newest:
-        print(f"note: {ne.printable(ne.shown_name(default))} is the default model, as this folder "
+        print(f"note: {ne.printable(shown_name(default))} is the default model, as this folder "
               f"has no chat model; requests may name another one", file=sys.stderr)
     others = [bundled] if has_bundled and newest and not is_named_bundled(newest) else []
     return [default, *others], os.curdir
 
 def is_named_bundled(file):
-    return ne.is_bundled(file) or os.path.basename(file) == f"{ne.BUNDLED}.bin"
+    return is_bundled(file) or os.path.basename(file) == f"{BUNDLED}.bin"
 
 def newest_chat_model(folder):
     """The newest chat model among the undamaged checkpoints in a folder; None if there is none.
     A note names each newer one that is damaged."""
-    for _, name in sorted(ne.models_in(folder), reverse=True)[:ne.MOST_MODELS]:
+    for _, name in sorted(models_in(folder), reverse=True)[:MOST_MODELS]:
         path = os.path.normpath(os.path.join(folder, name))
         if not is_chat_model(path):
             continue
         try:
-            ne.open_checkpoint(path)
+            open_checkpoint(path)
             return name
         except (OSError, ne.UserError) as e:
             print(f"note: {ne.printable(str(e))}; another model is the default", file=sys.stderr)
@@ -103,7 +109,7 @@ def newest_chat_model(folder):
 def is_chat_model(path):
     """Is this file a chat model, by its header?"""
     with contextlib.suppress(OSError, ne.UserError, KeyError, ValueError):
-        return ne.begins_as_checkpoint(path) and json.loads(read_meta(path)["state"]).get(
+        return begins_as_checkpoint(path) and json.loads(read_meta(path)["state"]).get(
             "kind") == "chat"
     return False
 

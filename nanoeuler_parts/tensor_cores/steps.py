@@ -35,6 +35,8 @@ from nanoeuler_cuda import (
     new, residual_rmsnorm_forward, rmsnorm_forward, rope, swiglu_forward, to_device, trunk, view,
     window_of,
 )
+from nanoeuler_parts.chat.sampling import Sampling
+from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.gpu.launches import at_most, cuda_kernel, gpu, Graph, launch, ok, overlapping
 from nanoeuler_parts.gpu.numbers import LOG2E, value
 from nanoeuler_parts.tensor_cores.rows import (
@@ -55,7 +57,7 @@ def refused(cfg):
     if cfg.qk_norm:
         return "the model has norms of q and k (qk_norm)"
     if window_of(cfg):
-        return f"the model has a window of {ne.counted(window_of(cfg), 'token')}"
+        return f"the model has a window of {counted(window_of(cfg), 'token')}"
     for name, n, unit in (("n_embd", size.C, 8), ("n_hidden", size.F, 8), ("head_dim", size.D, 16)):
         if n % unit:
             return f"{name} is {n}, not a multiple of {unit}"
@@ -588,7 +590,7 @@ class RowsDecoder(Decoder):
         self.final = None                    # it stays on the device
         if min(drawn) < 0:                   # the largest logit is not finite: `sample` raises
             logits, _ = self.steps.compute(*found)
-            ne.sample(logits[drawn.index(-1)], None, ne.Sampling(temperature=0))
+            ne.sample(logits[drawn.index(-1)], None, Sampling(temperature=0))
         for token, slot in zip(*found[:2]):
             self.texts[slot].append(token)
         return drawn

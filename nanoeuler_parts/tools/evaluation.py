@@ -16,15 +16,18 @@ from typing import NamedTuple
 import numpy as np
 
 from bpe import need, printable, reading, UserError
-from nanoeuler import (
-    act_shapes, arg, begins_as_checkpoint, counted, Decoder, file_name, FORCE, Model, MODEL,
-    model_path, model_to_use, MOST_SILENT, n_params, Pace, print_template_note,
-    read_checkpoint, refuse_overwrite, Sampling, setting, sha256_of, shown_name, Speaker, windows,
-    with_progress,
-)
+from nanoeuler import act_shapes, Decoder, Model, n_params, Pace, setting, windows
+from nanoeuler_parts.chat.models import model_to_use
+from nanoeuler_parts.chat.sampling import Sampling
+from nanoeuler_parts.chat.speaker import Speaker
+from nanoeuler_parts.chat.verbs import print_template_note
+from nanoeuler_parts.checkpoint.bundled import model_path, shown_name
+from nanoeuler_parts.checkpoint.file import begins_as_checkpoint, read_checkpoint, sha256_of
 from nanoeuler_parts.files.corpora import END, files_in, is_corpus, marker_of, stream_of
+from nanoeuler_parts.files.printing import counted, MOST_SILENT, with_progress
 from nanoeuler_parts.files.texts import read_text
-from nanoeuler_parts.files.writing import need_another, replacing
+from nanoeuler_parts.files.writing import need_another, refuse_overwrite, replacing
+from nanoeuler_parts.flags import arg, file_name, FORCE, MODEL
 from nanoeuler_parts.machine.threads import most_memory
 from nanoeuler_parts.tuning.examples import (
     answered_in, asked_in, at, columns_of, is_conversation, read_entries, renamed,

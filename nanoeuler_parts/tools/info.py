@@ -5,10 +5,14 @@ import os
 from dataclasses import asdict
 
 from bpe import reading, UserError
-from nanoeuler import (
-    Config, MODEL, model_to_use, n_params, print_table, read_checkpoint, SHAPE, shown_name, State,
-)
+from nanoeuler import Config, n_params
+from nanoeuler_parts.chat.models import model_to_use
+from nanoeuler_parts.checkpoint.bundled import shown_name
+from nanoeuler_parts.checkpoint.file import read_checkpoint
+from nanoeuler_parts.checkpoint.state import State
+from nanoeuler_parts.files.printing import print_table
 from nanoeuler_parts.files.safetensors import read_meta
+from nanoeuler_parts.flags import MODEL, SHAPE
 
 ALWAYS = [f.name for f in SHAPE] + ["rope_theta", "norm_eps"]       # the others: if RoPE is scaled
 

@@ -4,10 +4,12 @@ import math
 import numpy as np
 
 from bpe import need
-from nanoeuler import (
-    AFTER_PROMPT, arg, chat_ids, dims_of, DTYPE, MODEL, Model, model_to_use, need_prompt_first,
-    PRECISIONS, print_template_note, prompt_text, read_checkpoint, TEXT,
-)
+from nanoeuler import dims_of, DTYPE, Model, PRECISIONS
+from nanoeuler_parts.chat.models import AFTER_PROMPT, model_to_use, need_prompt_first
+from nanoeuler_parts.chat.templates import chat_ids
+from nanoeuler_parts.chat.verbs import print_template_note, prompt_text
+from nanoeuler_parts.checkpoint.file import read_checkpoint
+from nanoeuler_parts.flags import arg, MODEL, TEXT
 
 def euler_steps(model, tokens):
     """The Euler steps at a prompt's last token: x[i + 1] = x[i] + f_i(x[i]), i < 2L.

@@ -4,11 +4,14 @@ import os
 import time
 
 from bpe import need, note, printable, reading, UserError
-from nanoeuler import (
-    arg, begins_as_checkpoint, beside_program, BUNDLED, Config, counted, file_name, is_bundled,
-    Model, models_in, MOST_MODELS, n_params, newest_model, SHIPPED, State, typed,
-)
+from nanoeuler import Config, Model, n_params
+from nanoeuler_parts.chat.models import models_in, MOST_MODELS, newest_model
+from nanoeuler_parts.checkpoint.bundled import BUNDLED, bundled_path, is_bundled
+from nanoeuler_parts.checkpoint.file import begins_as_checkpoint
+from nanoeuler_parts.checkpoint.state import State
+from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.files.safetensors import read_meta
+from nanoeuler_parts.flags import arg, file_name, typed
 
 UNITS = {"year": 365 * 86_400, "day": 86_400, "hour": 3600, "minute": 60}        # in seconds
 
@@ -98,7 +101,7 @@ def entries_in(found):
 
 def bundled_entries():
     """[the entry of the bundled model], or [] if it is not installed"""
-    path = beside_program(SHIPPED)
+    path = bundled_path()
     if not os.path.exists(path):
         return []
     return [entry | {"file": BUNDLED} for entry in entries_of([(os.path.getmtime(path), path)])]

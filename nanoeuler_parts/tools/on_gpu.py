@@ -9,10 +9,17 @@ from functools import partial
 
 import nanoeuler as ne
 from bpe import note
-from nanoeuler import arg, MODEL, RUN
+from nanoeuler_parts import flags
+from nanoeuler_parts.chat.sampling import ChatSampling, Sampling
+from nanoeuler_parts.chat.verbs import chat, generate_text, TO_GENERATE
 from nanoeuler_parts.cli import run_verb
+from nanoeuler_parts.files.printing import counted
+from nanoeuler_parts.flags import arg, MODEL, RUN, SHAPE
 from nanoeuler_parts.gpu.doctor import links_found, nccl_found, report
 from nanoeuler_parts.gpu.place import PLACE
+from nanoeuler_parts.runs import run
+from nanoeuler_parts.runs.options import FLOOR_HELP, OptimizerOptions, TEXT_HELP, TextOptions
+from nanoeuler_parts.runs.start import INIT, launch
 from nanoeuler_parts.tuning import dpo, sft
 
 @dataclass
@@ -39,7 +46,7 @@ class CountsGpus:
         before = start.state.options.get("gpus", 1) if start.state.options else PLACE.size
         if before != PLACE.size:
             start = start._replace(state=replace(start.state, micro_batch=None))
-            note(f"{out} was trained on {ne.counted(before, 'GPU')}, and continues on "
+            note(f"{out} was trained on {counted(before, 'GPU')}, and continues on "
                  f"{PLACE.size}: its results will differ by rounding from those of a run on an "
                  f"unchanged number")
         options.gpus = PLACE.size
@@ -50,15 +57,15 @@ class CountsGpus:
 ADAMW_DEFAULTS = {"lr": 6e-3, "weight_decay": 1.0, "floor": 0.02}
 ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value:g}" for name, value in ADAMW_DEFAULTS.items())
 
-class Run(CountsGpus, ne.Run):
+class Run(CountsGpus, run.Run):
     verb, preset, larger_data = "t", "base", "data/pretrain.txt"
     most_final = 1 << 21                     # a GPU reads more in the same time
 
     @dataclass
-    class Options(OnGpu, ne.OptimizerOptions):
+    class Options(OnGpu, OptimizerOptions):
         when_missing = {"optimizer": "adamw", "newton_schulz": 5, "embedding_lr": 3.0}
         defaults_with = {"adamw": ADAMW_DEFAULTS}
-        data: str = ne.setting(ne.TextOptions.data, 0, 0, f"{ne.TEXT_HELP}; if data/pretrain.txt "
+        data: str = ne.setting(TextOptions.data, 0, 0, f"{TEXT_HELP}; if data/pretrain.txt "
                                "exists, it replaces the default", several=True)
         steps: int | None = ne.setting(10_000, 0, 1 << 40, "number of training steps; 0: train for "
                                       "--minutes instead")
@@ -73,7 +80,7 @@ class Run(CountsGpus, ne.Run):
                                  "rate rises linearly; 0: no warm-up")
         lr: float = ne.setting(0.012, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / "
                                "n_embd")
-        floor: float = ne.setting(0.0, 0, 1, ne.FLOOR_HELP)
+        floor: float = ne.setting(0.0, 0, 1, FLOOR_HELP)
         weight_decay: float = ne.setting(0.1, 0, 10, "decoupled weight decay, applied to matrices "
                                          "only; 0: none")
         optimizer: str = ne.setting("muon", 0, 0, "muon: Muon for the layers' matrices, else AdamW;"
@@ -120,7 +127,7 @@ def training_verb(run):
             return start_ranks(flags["gpus"])
         import nanoeuler_cuda as nc
         nc.open_device()
-        return ne.launch(run, nc.Model, **flags)
+        return launch(run, nc.Model, **flags)
     return start
 
 # (name, module, help): see `add_verbs` in cli.py
@@ -156,26 +163,26 @@ def g_verb(add):
         arg("--batch", type=int, default=1, help="number of sequences"))
 
 def t_verb(add):
-    return add(training_verb(Run), PRESET, ne.INIT, ne.out("nanoeuler.bin"), *RUN,
-               settings=fields(Run.Options), shape=ne.SHAPE)
+    return add(training_verb(Run), PRESET, INIT, flags.out("nanoeuler.bin"), *RUN,
+               settings=fields(Run.Options), shape=SHAPE)
 
 def tr_verb(add):
     t_verb(add).set_defaults(resume=True)
 
 def i_verb(add):
-    add(device_verb(ne.generate_text, decoder="Decoder"), *ne.TO_GENERATE,
-        settings=fields(ne.Sampling))
+    add(device_verb(generate_text, decoder="Decoder"), *TO_GENERATE,
+        settings=fields(Sampling))
 
 def s_verb(add):
-    add(training_verb(SftRun), sft.start_argument(SftRun), ne.out("nanoeuler_chat.bin"), *RUN,
+    add(training_verb(SftRun), sft.start_argument(SftRun), flags.out("nanoeuler_chat.bin"), *RUN,
         settings=fields(SftRun.Options), shape=sft.CONTEXT)
 
 def d_verb(add):
-    add(training_verb(DpoRun), sft.start_argument(DpoRun), ne.out("nanoeuler_dpo.bin"), *RUN,
+    add(training_verb(DpoRun), sft.start_argument(DpoRun), flags.out("nanoeuler_dpo.bin"), *RUN,
         settings=fields(DpoRun.Options), shape=sft.CONTEXT)
 
 def c_verb(add):
-    add(device_verb(ne.chat, decoder="Decoder"), MODEL, settings=fields(ne.ChatSampling))
+    add(device_verb(chat, decoder="Decoder"), MODEL, settings=fields(ChatSampling))
 
 def eval_verb(add):
     from nanoeuler_parts.tools.evaluation import EVAL_ARGUMENTS, EvalOptions, evaluate
@@ -213,7 +220,7 @@ def doctor():
                  ("matmul, attention", nc.kernel_path()),
                  ("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}"),
                  ("this process", f"rank {PLACE.rank} of {PLACE.size}, sees "
-                                  f"{ne.counted(gpus_here(), 'GPU')}"),
+                                  f"{counted(gpus_here(), 'GPU')}"),
                  ("NCCL", nccl_found()), ("links", links_found() or "none found by nvidia-smi")]
     return report(problem, rows)
 

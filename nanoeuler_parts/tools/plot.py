@@ -5,9 +5,9 @@ import string
 import numpy as np
 
 from bpe import note, printable, regular, UserError
-from nanoeuler import arg, FORCE, out, refuse_overwrite
 from nanoeuler_parts.files.logs import read_log
-from nanoeuler_parts.files.writing import need_another, replacing
+from nanoeuler_parts.files.writing import need_another, refuse_overwrite, replacing
+from nanoeuler_parts.flags import arg, FORCE, out
 
 LETTERS = string.ascii_letters               # each stands for a curve in the terminal
 

@@ -6,12 +6,13 @@ from functools import partial
 import numpy as np
 
 from bpe import need
-from nanoeuler import (
-    counted, is_chatml, launch, NEW_RUN, out, RUN, setting, with_progress,
-)
-from nanoeuler_parts.tuning.sft import (
-    CONTEXT, has_chatml, SftRun, start_argument, TuningOptions,
-)
+from nanoeuler import setting
+from nanoeuler_parts.chat.templates import is_chatml
+from nanoeuler_parts.files.printing import counted, with_progress
+from nanoeuler_parts.flags import out, RUN
+from nanoeuler_parts.runs.guards import NEW_RUN
+from nanoeuler_parts.runs.start import launch
+from nanoeuler_parts.tuning.sft import CONTEXT, has_chatml, SftRun, start_argument, TuningOptions
 
 def dpo_loss(ce, reference, beta):
     """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))

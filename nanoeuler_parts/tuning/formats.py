@@ -12,7 +12,7 @@ import re
 from typing import Any, NamedTuple
 
 from bpe import need, UserError
-from nanoeuler import messages_in
+from nanoeuler_parts.chat.messages import messages_in
 
 QUESTION = "instruction", "prompt"
 CONVERSATION = "messages", "conversations"   # with pairs, the question

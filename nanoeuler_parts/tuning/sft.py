@@ -11,13 +11,21 @@ from functools import partial
 import numpy as np
 
 from bpe import need
-from nanoeuler import (
-    alpaca_instruction, arg, beside_program, BUNDLED, CHATML, CHATML_TOKENS, counted, DataSet,
-    default_system, ESTIMATE, FEWEST, is_alpaca, is_chatml, KEEP_BEST, launch, model_name,
-    need_data, out, RUN, Run, RunOptions, setting, sha256_of, SHAPE, TEMPLATES, Validation,
-    with_progress,
+from nanoeuler import CHATML, CHATML_TOKENS, setting
+from nanoeuler_parts.chat.templates import (
+    alpaca_instruction, default_system, is_alpaca, is_chatml, TEMPLATES,
 )
+from nanoeuler_parts.checkpoint.bundled import beside_program, BUNDLED
+from nanoeuler_parts.checkpoint.file import sha256_of
+from nanoeuler_parts.files.printing import counted, with_progress
 from nanoeuler_parts.files.texts import encode_cut
+from nanoeuler_parts.flags import arg, model_name, out, RUN, SHAPE
+from nanoeuler_parts.runs.data import DataSet, Validation
+from nanoeuler_parts.runs.guards import need_data
+from nanoeuler_parts.runs.loop import ESTIMATE, FEWEST
+from nanoeuler_parts.runs.options import KEEP_BEST, RunOptions
+from nanoeuler_parts.runs.run import Run
+from nanoeuler_parts.runs.start import launch
 from nanoeuler_parts.tuning.examples import (
     answered_in, asked_in, columns_of, cut_versions, held_out, is_conversation, prompt_of,
     question_hash, read_entries, read_file,

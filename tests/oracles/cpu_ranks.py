@@ -23,10 +23,12 @@ from nanoeuler_parts.files.logs import alone
 from nanoeuler_parts.gpu import place
 from nanoeuler_parts.machine.threads import use_threads
 from nanoeuler_parts.ranks import engine, processes, sockets
+from nanoeuler_parts.runs.run import Run
+from nanoeuler_parts.runs.start import launch
 from nanoeuler_parts.tuning.dpo import DpoRun
 from nanoeuler_parts.tuning.sft import SftRun
 
-RUNS = {run.verb: run for run in (ne.Run, SftRun, DpoRun)}
+RUNS = {run.verb: run for run in (Run, SftRun, DpoRun)}
 
 
 class Wide(ne.Model):
@@ -120,7 +122,7 @@ def main(rank, size, port, verb, *flags):
     chosen.pop("named", None)                # `train --preset`
     use_threads(chosen.pop("threads"))
     try:
-        ne.launch(processes.ranked_run(run, ranks), CpuRanked, lock=lock, **chosen)
+        launch(processes.ranked_run(run, ranks), CpuRanked, lock=lock, **chosen)
         ranks.all("", "the end")
     except (ne.UserError, OSError) as e:
         print(f"nanoeuler: {problem(e)}", file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ from collections import Counter
 from functools import lru_cache
 
 from bpe import UserError
-from nanoeuler_parts.tools.json_frames import Choice, NO_LIMIT, QUOTE
+from nanoeuler_parts.chat.json_frames import Choice, NO_LIMIT, QUOTE
 
 LAST = 0x10FFFF
 DIGITS, WORDS = [(48, 57)], [(48, 57), (65, 90), (95, 95), (97, 122)]

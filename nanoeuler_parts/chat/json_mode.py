@@ -27,12 +27,12 @@ import numpy as np
 
 from bpe import need, read_bytes, reading
 from nanoeuler_parts.files.texts import parse_json
-from nanoeuler_parts.tools import json_schema
-from nanoeuler_parts.tools.json_frames import (
+from nanoeuler_parts.chat import json_schema
+from nanoeuler_parts.chat.json_frames import (
     after_byte, after_bytes, alternatives, any_object, CHARACTER, Either, encoded, is_complete,
     MOST_DEPTH, NO_LIMIT, QUOTE, Text,
 )
-from nanoeuler_parts.tools.json_schema import LONGEST_SCHEMA
+from nanoeuler_parts.chat.json_schema import LONGEST_SCHEMA
 
 OBJECT = "object"                # the schema of any JSON object, in place of a JSON text
 MASK_BYTES = 1 << 23             # memory of the masks of one schema, or of all top frames

@@ -46,7 +46,7 @@ def start_in_background(lock):
     here = folder_of_program()
     code = (f"import os, sys; os.setpriority(os.PRIO_PROCESS, 0, 19); "
             f"sys.path.insert(0, {here!r}); "
-            f"from nanoeuler_parts.tools import ahead; ahead.compile_in_turn()")
+            f"from nanoeuler_parts.chat import ahead; ahead.compile_in_turn()")
     subprocess.Popen([sys.executable, "-c", code], cwd=here, stdin=subprocess.DEVNULL,
                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[lock],
                      start_new_session=True)

@@ -13,11 +13,14 @@ from dataclasses import fields, replace
 from typing import NamedTuple
 
 from bpe import need, note, printable, read_bytes, reading, UserError
-from nanoeuler import chat_ids, ChatSampling, counted, for_terminal, refuse_overwrite, rng_of
+from nanoeuler import for_terminal, rng_of
+from nanoeuler_parts.chat.sampling import ChatSampling
+from nanoeuler_parts.chat.templates import chat_ids
 from nanoeuler_parts.files.errors import problem
+from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.files.settings import digits_of, KINDS, limits_of, SettingError, type_of
 from nanoeuler_parts.files.texts import parse_json
-from nanoeuler_parts.files.writing import replacing
+from nanoeuler_parts.files.writing import refuse_overwrite, replacing
 
 # Settings that a chat cannot change: the first two when it runs, the others at all
 AT_START = "weights", "template"
@@ -281,7 +284,7 @@ def value_of(name, text):
                 return parse_json(text)
         return [] if text == '""' else [text]
     if name == "json_schema":
-        from nanoeuler_parts.tools.json_mode import read_schema
+        from nanoeuler_parts.chat.json_mode import read_schema
         return "" if text == '""' else read_schema(text)
     try:
         return kind(text)

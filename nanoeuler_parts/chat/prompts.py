@@ -8,8 +8,13 @@ import time
 from dataclasses import asdict
 
 from bpe import need, note, read_bytes, reading, UserError
-from nanoeuler import counted, messages_in, MOST_SILENT, Pace, sha256_of, shown_logprobs, Speaker
+from nanoeuler import Pace
+from nanoeuler_parts.chat.messages import messages_in
+from nanoeuler_parts.chat.speaker import Speaker
+from nanoeuler_parts.chat.verbs import shown_logprobs
+from nanoeuler_parts.checkpoint.file import sha256_of
 from nanoeuler_parts.files.logs import append_whole, lock
+from nanoeuler_parts.files.printing import counted, MOST_SILENT
 from nanoeuler_parts.files.texts import parse_json, record_lines
 from nanoeuler_parts.files.writing import naming, need_writable
 

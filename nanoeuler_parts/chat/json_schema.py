@@ -20,12 +20,12 @@ from urllib.parse import unquote
 
 from bpe import UserError
 from nanoeuler_parts.files.texts import json_beginning
-from nanoeuler_parts.tools.json_frames import (
+from nanoeuler_parts.chat.json_frames import (
     accepts, alternatives, any_value, Array, choice, encoded, MOST_DEPTH, MOST_DIGITS,
     MOST_LIVE as MOST_ALTERNATIVES, NO_LIMIT, number_between, opened, other_name, Record, SCALARS,
     STRING, Text, union, words,
 )
-from nanoeuler_parts.tools.json_pattern import FORMATS, matching
+from nanoeuler_parts.chat.json_pattern import FORMATS, matching
 
 LONGEST_SCHEMA = 1 << 17         # bytes, as compact JSON
 MOST_STEPS = 200_000             # of the preparation of one schema, about 1 us each

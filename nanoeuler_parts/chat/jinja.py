@@ -16,7 +16,9 @@ import threading
 import numpy as np
 
 from bpe import need
-from nanoeuler import AFTER, BEFORE, OTHER_TEMPLATE, own_pieces, special_names, unmarked
+from nanoeuler_parts.chat.templates import (
+    AFTER, BEFORE, OTHER_TEMPLATE, own_pieces, special_names, unmarked,
+)
 
 # ==== Limits ====
 # All but the last two are counted in bytes and steps, so that a template and a conversation that

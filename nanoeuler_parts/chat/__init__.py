@@ -1,0 +1,1 @@
+"""Conversations: templates, sampling settings, the terminal, JSON mode, and which model is used."""

@@ -1,0 +1,1 @@
+"""Checkpoints: one file with everything that a run needs to resume and a chat needs to begin."""

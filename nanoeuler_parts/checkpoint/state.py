@@ -1,0 +1,57 @@
+"""State: what a checkpoint stores besides the configuration, the tokenizer and the numbers."""
+from dataclasses import dataclass, field, replace
+
+from bpe import need
+from nanoeuler_parts.files.settings import need_setting, Settings
+
+def need_thinking(value):
+    need_setting(value in ("", "on", "off"), lambda spell:
+                 f"{spell('thinking')}: expected on or off, found {value}")
+
+# ---- a run's state, its tensors and moments
+@dataclass
+class State(Settings):
+    """Everything that a checkpoint stores besides configuration, tokenizer, weights and moments."""
+    kind: str = "base"         # "chat" after fine-tuning
+    template: str = ""         # chat template, in Jinja; empty: Alpaca's
+    bos: str = ""              # names of the tokens that begin and end a text
+    eos: str = "</s>"
+    stops: list = field(default_factory=list)  # names of further tokens that end an answer
+    thinking: str = ""         # on or off: passed to the chat template as enable_thinking
+    weights: str = ""          # format in memory while decoding, unless --weights is given
+    step: int = 0
+    n_steps: int | None = None         # of the whole run; None: not planned yet
+    tokens_seen: int = 0
+    micro_batch: int | None = None     # sequences per pass; the order of sums, and so the last
+                                       # bits, may depend on it
+    elapsed: float = 0.0       # seconds of training
+    bits_per_byte: float | None = None         # of the latest validation
+    best: float | None = None  # the lowest validation on ESTIMATE rows, and its step
+    best_step: int = 0
+    mtp_phase: int = 0         # of the auxiliary heads: ON, OFF or ON_AGAIN (section 20)
+    log_sha256: str = ""       # of the first line of the run's log: `log_identity`
+    text_sha256: str = ""      # of the training data; "" marks a fresh run, until `Run.__init__`
+                               # has loaded the data
+    source: str = ""           # name of the checkpoint that the run began with, and its digest
+    source_sha256: str = ""
+    options: dict = field(default_factory=dict)
+    reference: list = field(default_factory=list)      # dpo: -log ref of every response, float; a
+                               # tensor of the file.  Older files have it in the JSON header
+
+    def written(self):
+        """{name: value} for the JSON header, which is limited to MAX_HEADER bytes.  The reference
+        is left out, because it grows with the data."""
+        values = super(State, replace(self, reference=[])).written()
+        del values["reference"]
+        return values
+
+    def check(self):
+        super().check()
+        need(all(isinstance(name, str) for name in self.stops),
+             f"stops: expected a list of names, found {self.stops}")
+        need_thinking(self.thinking)
+        texts = {name: getattr(self, name) for name in ("template", "bos", "eos")}
+        for name, text in (texts | {f"stops[{i}]": x for i, x in enumerate(self.stops)}).items():
+            need(text == text.encode(errors="replace").decode(),
+                 f"{name} contains half of a surrogate pair, expected whole characters")
+        return self

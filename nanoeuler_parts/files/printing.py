@@ -1,0 +1,27 @@
+"""What programs print: tables, numbers with their nouns, and progress."""
+import time
+
+from bpe import printable
+
+def counted(n, noun):
+    """A number and its noun: 1 thread, 2,000 threads."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+def print_table(title, rows):
+    """Prints a title and rows of (name, value).  `printable` keeps untrusted text, for example from
+    a checkpoint, from adding rows and from controlling the terminal."""
+    print(printable(title))
+    for name, value in rows:
+        print(f"  {name:<16} {printable(str(value))}")
+    print(flush=True)
+
+MOST_SILENT = 10     # seconds between printed lines, unless a step takes longer
+
+def with_progress(parts, what):
+    """Yields the parts, and about every MOST_SILENT seconds prints how many are done."""
+    printed = time.perf_counter()            # when the last line was printed
+    for i, part in enumerate(parts):
+        if time.perf_counter() - printed > MOST_SILENT:
+            printed = time.perf_counter()
+            print(f"{what}: {i:,} of {counted(len(parts), 'part')}", flush=True)
+        yield part

@@ -1,0 +1,93 @@
+"""Flags and arguments that several verbs share, and settings as flags.
+
+A module NAME_verb(add) calls `add` with these.  cli.py reads the command line.
+"""
+import argparse
+import os
+import re
+import shlex
+import sys
+from collections import namedtuple
+from dataclasses import fields
+
+from nanoeuler import Config
+from nanoeuler_parts.checkpoint.bundled import BUNDLED, model_path
+from nanoeuler_parts.files.settings import flag_of, type_of
+
+# This section declares the verbs of the command line and their arguments, and runs one verb.  A
+# first reader may skip to the table VERBS, which names the module of each verb.
+Argument = namedtuple("Argument", "names options")       # of argparse's add_argument
+
+def arg(*names, **options):
+    return Argument(names, options)
+
+def as_text(argument):
+    """An argument as text.  Python turns invalid bytes of an argument into lone surrogates.  Here
+    they become U+FFFD, like invalid bytes in a file or on standard input."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", argument)
+
+LONGEST_NAME = 4096          # the longest path on Linux
+
+def file_name(argument):
+    """The name of a file or a folder, checked before the program does any work."""
+    if not argument:
+        raise argparse.ArgumentTypeError("expected a name, found an empty one; is a shell "
+                                         "variable unset?")
+    if argument == "-":
+        raise argparse.ArgumentTypeError("expected the name of a file, found -: standard input "
+                                         "and output are not supported here")
+    if len(argument) > LONGEST_NAME:
+        raise argparse.ArgumentTypeError(f"expected a name of at most {LONGEST_NAME:,} characters, "
+                                         f"found {len(argument):,}")
+    return argument
+
+def model_name(argument):
+    """The checked path of a checkpoint to read"""
+    return model_path(file_name(argument))
+
+def checkpoint(default):
+    return arg("file", nargs="?", type=model_name, default=default,
+               help=f"checkpoint to read; {BUNDLED}: the bundled model")
+
+MODEL = arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
+            help=f"checkpoint to use; {BUNDLED}: the bundled model (default: the newest model in "
+                 f"this folder, or else {BUNDLED})")
+TEXT = arg("prompt", type=as_text, help="text of the prompt; -: read it from standard input")
+FORCE = arg("--force", action="store_true", help="overwrite existing output files")
+RESUME = arg("--resume", action="store_true", help="continue the run saved in --out")
+RUN = RESUME, FORCE
+THREADS = arg("--threads", type=int, default=0,
+              help="number of CPU threads; 0: one per physical core")
+
+def out(default):
+    return arg("--out", type=file_name, default=default, help="output file to write")
+
+def flag(f, default):
+    """A setting as a flag.  A flag that is not given is absent from the result, because --resume
+    compares only the settings that are given."""
+    name, text = flag_of(f.name), f.metadata["help"]
+    if f.type is list:
+        return arg(name, type=as_text, action="append", metavar=f.metadata.get("metavar", "TEXT"),
+                   default=argparse.SUPPRESS,
+                   help=f"{text} (default: none)")
+    if f.type is bool:
+        return arg(name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
+                   help=f"{text} (default: {default})")
+    default = 0 if default is None else "empty" if default == "" else default
+    several = {}
+    if f.metadata.get("several"):
+        several = dict(nargs="+", action="extend", metavar=f.name.upper())
+    return arg(name, type=type_of(f), default=argparse.SUPPRESS,
+               help=f"{text} (default: {default})", **several)
+
+SHAPE = [f for f in fields(Config) if f.metadata["help"]]
+
+def typed(program):
+    """The command that starts `program` of this folder, in the form that the user typed: pip's
+    command, or python with the path of the file"""
+    command = program.removesuffix(".py").replace("_", "-")
+    folder, started = os.path.split(sys.argv[0])
+    if started.removesuffix(".exe") == command:
+        return command
+    ours = started in ("nanoeuler.py", "nanoeuler_cuda.py")
+    return f"python {shlex.quote(os.path.join(folder, program) if ours else program)}"

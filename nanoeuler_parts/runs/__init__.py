@@ -1,0 +1,1 @@
+"""Training runs: settings, data, the loop, logs and checkpoints, --resume."""
