@@ -1220,7 +1220,8 @@ def train(run, stopped=()):
         B, micro_batch                 sequences of a step, and of a forward and backward pass
         weights(tokens, targets)       the factor of each cross-entropy in the loss, (B, P)
         hyper(step)                    the settings of the optimizer
-        record(losses, norm, hyper, seconds)     writes the log
+        record(losses, norm, hyper, seconds)     writes the log; ends a run whose loss, or the
+                                       norm of whose gradient, is not finite
         due(what)                      is it time to "validate" or to "save"?
         validate(), save()"""
     model, batches = run.model, run.batches
@@ -1238,8 +1239,6 @@ def train(run, stopped=()):
         hyper = run.hyper(run.step)
         ce, norm = model.update(hyper)
         losses = ce / np.maximum(1, (targets >= 0).sum((1, 2)))      # (P,): means over targets
-        need(math.isfinite(norm) and np.isfinite(losses).all(), f"step {run.step + 1}: the loss "
-             f"or its gradient is not finite; start again with a lower learning rate")
         run.step += 1
 
         run.record(losses, norm, hyper, time.perf_counter() - began)
@@ -1377,6 +1376,8 @@ class PlainRun:
         return hyper_at(step + 1, lr, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0)
 
     def record(self, losses, norm, hyper, seconds):
+        need(math.isfinite(norm) and np.isfinite(losses).all(), f"step {self.step}: the loss or "
+             f"its gradient is not finite; start again with a lower learning rate")
         if self.step <= 5 or self.step % 20 == 0 or self.step == self.n_steps:
             print(f"step {self.step:>5}/{self.n_steps}  loss {losses[0]:.3f}  lr {hyper.lr:.1e}  "
                   f"|g| {norm:.2f}  {1e3 * seconds:.0f} ms", flush=True)

@@ -13,7 +13,6 @@ import pathlib
 import statistics
 import sys
 import tempfile
-import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import numpy as np
@@ -43,14 +42,14 @@ class Start(Run):
     def print_settings(self):
         pass
 
-    def record(self, **values):              # there is no log
+    def write(self, **values):               # there is no log
         pass
 
-    def validate_midway(self):
+    def validate(self):
         pass
 
-    def save_if_possible(self, best=False):
-        pass
+    def save(self, best=False):
+        return True
 
     def report(self, r, step_time):
         pass
@@ -63,8 +62,8 @@ def bits_per_byte(options, k):
     start = Checkpoint(ne.PRESETS["small"], None, ne.State(n_steps=options.steps), None, ())
     with tempfile.TemporaryDirectory() as folder:
         run = Start(str(pathlib.Path(folder, "run.bin")), start, options)
-    run.began = time.perf_counter()
-    run.train([])
+    run.start_clock()
+    ne.train(run)
     return evaluate(run.model, *run.data.validation)
 
 

@@ -191,10 +191,10 @@ def nanoeuler(path, minutes, threads):
         log = [json.loads(line) for line in text.splitlines()]
     sys.path.insert(0, str(ROOT))
     from nanoeuler import n_params, PRESETS
-    from nanoeuler_parts.runs.options import TextOptions
+    from nanoeuler_parts.runs.options import TrainOptions
     cfg = PRESETS["small"]
     return {"parameters": n_params(cfg), "iterations": log[-1]["step"],
-            "tokens_seen": log[-1]["step"] * TextOptions().batch,
+            "tokens_seen": log[-1]["step"] * TrainOptions().batch,
             "vocabulary": cfg.vocab_size, "val_bits_per_byte": log[-1]["val_bits_per_byte"],
             "minutes": seconds / 60}
 

@@ -33,7 +33,7 @@ from bench_cpu import build_stub, cpu_ticks, foreign_share
 from common import cpu_model, out_folder, protocol, versions
 from nanoeuler_parts.kernels import compile_kernels
 from nanoeuler_parts.runs.options import TrainOptions
-from nanoeuler_parts.runs.run import Run
+from nanoeuler_parts.runs.schedule import initial_params
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -111,11 +111,10 @@ def peer(row, minutes, B=16):
     def made():
         model = torch_peer.Peer(torch_peer.peer_config(cfg), seed=1)
         if row["our_start"]:
-            run = Run.__new__(Run)     # for its first weights alone
-            run.options = TrainOptions.chosen(
+            options = TrainOptions.chosen(
                 optimizer="muon" if row["muon_lr"] else "adamw", dtype="f32")
             table = ne.param_table(cfg)
-            model.load_numpy(ne.views(run.initial(cfg), table)._asdict())
+            model.load_numpy(ne.views(initial_params(cfg, options), table)._asdict())
         return model
 
     model = made()

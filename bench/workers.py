@@ -14,7 +14,7 @@ import time
 
 import common
 import numpy as np
-from nanoeuler_parts.runs.options import TextOptions
+from nanoeuler_parts.runs.options import TrainOptions
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -91,7 +91,7 @@ def torch_decode(engine, preset):
 def nanoeuler_train(engine, preset):
     import nanoeuler as ne
     cfg = ne.PRESETS[preset]
-    o = TextOptions()
+    o = TrainOptions.chosen(optimizer="adamw")
     tokens, targets = random_batch(preset, cfg)
     dtype = ne.BF16 if "bf16" in engine else None
     model = ne.Model(cfg, ne.init_params(cfg, 0), dtype=dtype)

@@ -64,7 +64,7 @@ from unittest import mock
 
 import numba
 import numpy as np
-from helpers import TEXT, TINY, put_together, random_flat, take_apart
+from helpers import TEXT, TINY, before_muon, put_together, random_flat, take_apart
 from models import CHATML, SPECIALS
 from templates import GEMMA, TEMPLATES
 from templates import SPECIALS as OF_TEMPLATES
@@ -77,7 +77,7 @@ from nanoeuler_parts.interchange.gguf import gguf_meta, write_gguf
 from nanoeuler_parts.chat.jinja import marked, render
 from nanoeuler_parts.interchange.tokenizers import gguf_of_tokenizer, SPLIT
 from nanoeuler_parts.kernels import compile_kernels
-from nanoeuler_parts.runs.options import TextOptions, TrainOptions
+from nanoeuler_parts.runs.options import TrainOptions
 from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.tokenizers.families import tokenizer_of_model
 from nanoeuler_parts.tokenizers.sentencepiece import root_of_pieces
@@ -325,7 +325,7 @@ def write_good_files():
     few = bpe.Tokenizer({"</s>": 0, "t": 1, "o": 2, "to": 3}, ["t o"], ["</s>"])   # not even blanks
     flat = random_flat(TINY, 1, np.float32)
     options = dict(data="text.txt", batch=64, warmup=1)
-    state = ne.State(step=3, n_steps=9, options=asdict(TextOptions(**options)))
+    state = ne.State(step=3, n_steps=9, options=before_muon(**options))
     of_muon = replace(state, options=asdict(TrainOptions(**options)))
     chat = replace(TINY, seq_len=300, tie_embeddings=True, n_mtp=1)
     tiny = replace(TINY, vocab_size=4)

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 from cpu_times import CpuTimes
 from examples import ADD, LITTLE
-from helpers import (FAST, MACHINE, MAY_BE_SKIPPED, QUICK, ROOT, TEXT, TINY, modules, nanoeuler,
-                     never, ok, random_flat, run, told)
+from helpers import (FAST, MACHINE, MAY_BE_SKIPPED, QUICK, ROOT, TEXT, TINY, before_muon, modules,
+                     nanoeuler, never, ok, random_flat, run, told)
 from hypothesis import settings
 
 import nanoeuler as ne
@@ -30,7 +30,6 @@ from nanoeuler_parts.kernels import (
     compile_gradient, compile_kernels, compile_passes, compile_updates, training_kernels,
 )
 from nanoeuler_parts.machine.cpu import DTYPE
-from nanoeuler_parts.runs.options import TextOptions
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
@@ -320,7 +319,7 @@ def checkpoint(tmp_path):
     path, flat = tmp_path / "tiny.bin", random_flat(TINY, 1, np.float32)
     tokenizer = bpe.train(b"to be or not to be, that is the question", TINY.vocab_size)
     assert tokenizer.vocab_size == TINY.vocab_size
-    state = ne.State(step=3, n_steps=9, options=ne.asdict(TextOptions()))
+    state = ne.State(step=3, n_steps=9, options=before_muon())
     ne.write_checkpoint(str(path), TINY, tokenizer, state, flat,
                         (flat * 0.5, flat * flat))
     return path

@@ -28,6 +28,7 @@ import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.files.safetensors import NO_HASH
 from nanoeuler_parts.machine.compiling import FILES
+from nanoeuler_parts.runs.options import TrainOptions
 from nanoeuler_parts.runs.run import Run
 
 TINY = ne.Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=2, n_hidden=12, seq_len=8,
@@ -150,8 +151,14 @@ def sampled(decoder, prompt, n, rng, sampling):
     return reply.tokens
 
 
+def before_muon(**chosen):
+    """The settings of `train` as a checkpoint stores them that is older than Muon"""
+    values = TrainOptions.chosen(optimizer="adamw", **chosen).written()
+    return {name: x for name, x in values.items() if name not in ("optimizer", *ne.MUON_SETTINGS)}
+
+
 def before_each_step(patch, act):
-    """Calls act(run) at the beginning of each step of ne.Run.train."""
+    """Calls act(run) at the beginning of each step of a run."""
     ce_weights = Run.ce_weights
 
     def acting(run, *batch):
@@ -162,7 +169,7 @@ def before_each_step(patch, act):
 
 
 def after_each_step(patch, act):
-    """Calls act(run) after each update of ne.Run.train, before it is logged."""
+    """Calls act(run) after each update of a run, before it is logged."""
     log_entry = Run.log_entry
 
     def acting(run, *step):
@@ -335,7 +342,7 @@ def outcome(folder, name="nanoeuler"):
 
 def signalled(number, step, *args, cwd, after="log_entry"):
     """A run that gets a signal, SIGKILL or another one, at a step: as soon as this method of Run
-    returns.  After `advance` the step is not recorded, after `record` it is not saved."""
+    returns.  After `log_entry` the step is not recorded, after `record` it is not saved."""
     started = warm_command(after, step, int(number), *args, program="tests/signalled.py")
     return subprocess.run(started, cwd=cwd, timeout=240, capture_output=True, encoding="utf-8",
                           errors="replace")

@@ -335,11 +335,11 @@ def test_an_epoch_is_every_pair_and_validation_the_chosen(base, tmp_path):
     count = (run.data.batches.answers >= 0).sum()
     assert run.data.bytes_per_token * count == sum(
         len((e["chosen"] + e["rejected"]).encode()) for e in pairs if not held_out(e))
-    run.log_file = io.BytesIO()
-    run.validate()
+    run.log.file = io.BytesIO()
+    run.measure()
     ce = run.losses(run.data.responses, range(len(run.data.responses.rows)))
     want, _ = dpo_loss(ce, np.array(run.state.reference[-len(ce):]), 0.3)
-    got = json.loads(run.log_file.getvalue().splitlines()[-1])
+    got = json.loads(run.log.file.getvalue().splitlines()[-1])
     assert got == pytest.approx({"step": 0, **{f"val_{k}": v for k, v in want.items()}})
 
 

@@ -24,7 +24,7 @@ from oracles import naive
 from oracles.naive_attention import NaiveModel
 from nanoeuler_parts.checkpoint.tensors import named
 from nanoeuler_parts.runs.evaluation import evaluate
-from nanoeuler_parts.runs.loop import ESTIMATE
+from nanoeuler_parts.runs.run import ESTIMATE
 
 if problem := nc.gpu_problem():
     pytest.skip(problem, allow_module_level=True)

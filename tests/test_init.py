@@ -10,7 +10,7 @@ import nanoeuler as ne
 from nanoeuler_parts.checkpoint.bundled import model_path
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.runs.evaluation import evaluate
-from nanoeuler_parts.runs.loop import ESTIMATE
+from nanoeuler_parts.runs.run import ESTIMATE
 from nanoeuler_parts.runs.options import TrainOptions
 from nanoeuler_parts.runs.run import Run
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 import nanoeuler as ne
 from nanoeuler_parts.checkpoint.tensors import named, named_moments
 from nanoeuler_parts.files.safetensors import map_tensors, write_tensors
-from nanoeuler_parts.runs.loop import TrainingLoop
 from nanoeuler_parts.runs.options import TrainOptions
-from nanoeuler_parts.runs.run import Run
+from nanoeuler_parts.runs.schedule import initial_params, OFF, ON, Schedule
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 # Square, tall and wide matrices, of even and odd sides, past the edge of a tile
@@ -245,30 +244,21 @@ def test_a_run_goes_on_to_the_same_bits(dtype, elsewhere, text, tmp_path, capsys
 
 
 def test_the_schedule_holds_for_both_rates():
-    class Half(Run):
-        def __init__(self):
-            self.options = TrainOptions(optimizer="muon", warmup=4, floor=0.5, muon_lr=0.1)
-            self.state, self.lr = ne.State(n_steps=10), 0.01
-
-    run = Half()
+    options = TrainOptions(optimizer="muon", warmup=4, floor=0.5, muon_lr=0.1, lr=0.01)
     for step in (0, 3, 4, 7, 10):
-        run.state.step = step
-        h = run.hyper()
+        h = Schedule(options, n_embd=128).hyper(step, 10)
         assert math.isclose(h.muon_lr, 10 * h.lr) and h.momentum == 0.9
     assert math.isclose(h.lr, 0.005)
-    run.options = TrainOptions(optimizer="adamw")
-    assert run.hyper().muon_lr == 0
+    assert Schedule(TrainOptions(optimizer="adamw"), 128).hyper(10, 10).muon_lr == 0
 
 
 def test_the_embedding_starts_shorter_and_what_writes_at_zero():
     cfg = ne.replace(ne.PRESETS["small"], **EVERY_TENSOR)
 
-    class Start(Run):
-        def __init__(self, optimizer):
-            self.options = TrainOptions(optimizer=optimizer, seed=4)
-
     table = full_table(cfg)
-    plain, short = (ne.views(Start(x).initial(cfg), table) for x in ("adamw", "muon"))
+    plain, short = (
+        ne.views(initial_params(cfg, TrainOptions(optimizer=x, seed=4)), table)
+        for x in ("adamw", "muon"))
     assert np.array_equal(short.wte, np.float32(0.3) * plain.wte)
     zero = {"attn_proj", "down", "lm_head"}
     for name in present(short).keys() - {"wte"}:
@@ -288,34 +278,22 @@ def test_each_optimizer_has_its_defaults(elsewhere, text, capsys):
 
 def test_when_the_auxiliary_heads_are_off():
     """From 0.3 to 0.9 of the run; not before it has a length."""
-    class Part(Run):
-        def __init__(self):
-            self.options, self.state = TrainOptions(), ne.State()
-
-    run = Part()
-    assert not run.heads_are_off()
-    run.state.n_steps = 10
-    off = []
-    for run.state.step in range(10):
-        off.append(run.heads_are_off())
+    schedule = Schedule(TrainOptions(), 128)
+    assert schedule.phase(0, math.inf, ON) == ON
+    off = [schedule.phase(step, 10, ON) == OFF for step in range(10)]
     assert off == [False] * 3 + [True] * 6 + [False]
 
 
 def test_a_phase_of_the_auxiliary_heads_does_not_return():
     """A run by the clock is planned again and again.  A longer plan switches nothing back."""
-    class Part(TrainingLoop):
-        def __init__(self):
-            self.options, self.state = TrainOptions(), ne.State()
-
-    run, found = Part(), []
-    for run.state.step, run.state.n_steps in (
-            (2, 10), (3, 10), (4, 20), (5, 1000), (8, 10), (9, 10), (10, 30), (11, None)):
-        found.append(run.heads_are_off())
+    schedule, s, found = Schedule(TrainOptions(), 128), ne.State(), []
+    for step, n_steps in ((2, 10), (3, 10), (4, 20), (5, 1000), (8, 10), (9, 10), (10, 30),
+                          (11, math.inf)):
+        s.mtp_phase = schedule.phase(step, n_steps, s.mtp_phase)
+        found.append(s.mtp_phase == OFF)
     assert found == [False, True, True, True, True, False, False, False]
-    again = Part()                           # --resume reads the state
-    again.state = ne.State(**json.loads(json.dumps(run.state.written())))
-    again.state.step, again.state.n_steps = 12, 30
-    assert not again.heads_are_off()
+    again = ne.State(**json.loads(json.dumps(s.written())))          # as --resume reads it
+    assert schedule.phase(12, 30, again.mtp_phase) != OFF
 
 
 @pytest.mark.parametrize("weight", [[1.0, 0.0], [0.0, 0.0], [0.5, 0.25]])

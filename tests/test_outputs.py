@@ -321,15 +321,15 @@ def test_force_replaces_checkpoint_and_log_together(text, copy, monkeypatch, cap
     """Until its first save the new run leaves both as they are."""
     monkeypatch.chdir(copy)
     before = [(copy / name).read_bytes() for name in ("nanoeuler.bin", "nanoeuler.jsonl")]
-    record, seen = Run.record, []
+    write, seen = Run.write, []
 
-    def record_and_look(self, **values):
-        record(self, **values)
+    def write_and_look(self, **values):
+        write(self, **values)
         if self.state.step < 2:
             now = [(copy / name).read_bytes() for name in ("nanoeuler.bin", "nanoeuler.jsonl")]
             seen.append(now == before and steps_of("nanoeuler.1.jsonl") == [1])
 
-    monkeypatch.setattr(Run, "record", record_and_look)
+    monkeypatch.setattr(Run, "write", write_and_look)
     run("train", "--data", text, "--steps", 3, "--save-every", 2, "--force", *FAST[:-2],
         "--warmup", 1)
     assert seen == [True] and not (copy / "nanoeuler.1.jsonl").exists()
@@ -345,8 +345,8 @@ def killed_with_force(copy, text, after, step, *more):
     assert result.returncode == -signal.SIGKILL, result.stderr
 
 
-@pytest.mark.parametrize("after, step", [("open_log", 0), ("record", 3), ("write", 4),
-                                         ("replace_log", 4), ("record", 6)])
+@pytest.mark.parametrize("after, step", [("start_clock", 0), ("write", 3), ("write_file", 4),
+                                         ("checkpoint", 4), ("write", 6)])
 def test_a_kill_never_mixes_two_runs(after, step, text, copy, monkeypatch):
     """Whatever --resume goes on with has the log of its own run, from the first step on."""
     monkeypatch.chdir(copy)
@@ -665,7 +665,7 @@ def test_a_save_on_the_way_that_fails_is_made_up_for_by_the_next(fails, text, el
     run("train", "--data", text, *SAVED, "--out", "well.bin")
     assert capsys.readouterr().err == ""
     fails += [1, 1]
-    save = Run.save_if_possible
+    save = Run.save
 
     def save_and_keep(self):
         save(self)
@@ -673,7 +673,7 @@ def test_a_save_on_the_way_that_fails_is_made_up_for_by_the_next(fails, text, el
             shutil.copy(self.out, f"kept{self.state.step}.bin")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "save_if_possible", save_and_keep)
+        patch.setattr(Run, "save", save_and_keep)
         run("train", "--data", text, *SAVED, "--out", "full.bin")
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" is not saved: ")[0] for line in lines] == ["note: step 2", "note: step 4"]

@@ -10,7 +10,6 @@ from helpers import nanoeuler, ok, outcome, signalled, told
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.machine.threads import most_threads
-from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.tuning.examples import held_out
 
 pytestmark = pytest.mark.cli
@@ -52,11 +51,12 @@ def ready(base, text, tmp_path_factory):
 @pytest.fixture(scope="module", params=STAGES)
 def stage(request, ready):
     """A stage, and how it ends if nobody disturbs it."""
-    out, runs, train = request.param, [], Run.train
+    out, runs, train = request.param, [], ne.train
     start, folder = STAGES[out], ready(out)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(Run, "train", lambda run, caught: (runs.append(run), train(run, caught)))
+        patch.setattr("nanoeuler_parts.runs.run.train",
+                      lambda run, stopped: (runs.append(run), train(run, stopped)))
         told(*start)
     run, = runs
     epoch = run.data.batches.n * run.R / run.B           # steps

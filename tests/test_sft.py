@@ -5,7 +5,6 @@ import math
 import os
 import re
 import shutil
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +21,7 @@ from nanoeuler_parts.checkpoint.file import sha256_of
 from nanoeuler_parts.files.texts import encode_cut
 from nanoeuler_parts.kernels import compile_kernels
 from nanoeuler_parts.machine.cpu import DTYPE
-from nanoeuler_parts.runs.loop import ESTIMATE, FEWEST
+from nanoeuler_parts.runs.run import ESTIMATE, FEWEST
 from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.runs.start import launch
 from nanoeuler_parts.tuning.examples import held_out as is_held_out
@@ -417,9 +416,9 @@ def test_the_speed_is_of_tokens_that_are_read(base, tmp_path):
     run = begin(base, tmp_path, many, row_len=0)
     rows = run.data.batches.rows[run.data.batches.pick(0, run.B), :run.T]
     records = []
-    run.record = lambda **r: records.append(r)
-    run.began = time.perf_counter()
-    run.train(caught=records)                # ends after its first step
+    run.write = lambda **r: records.append(r)
+    run.start_clock()
+    ne.train(run, stopped=records)           # ends after its first step
     [r] = records
     n = r["tokens_per_s"] * r["ms"] / 1e3
     assert n == pytest.approx((rows >= 0).sum()) and n < 0.7 * rows.size
@@ -427,12 +426,12 @@ def test_the_speed_is_of_tokens_that_are_read(base, tmp_path):
 
 def test_the_final_validation_is_on_all_responses(base, tmp_path, monkeypatch):
     """The limit of long texts does not apply to them."""
+    monkeypatch.setattr(Run, "most_final", 160)       # one row
     run = begin(base, tmp_path, ADD)
     rows, measured = len(run.data.validation.tokens), []
-    monkeypatch.setattr(Run, "most_final", 160)       # one row
-    monkeypatch.setattr(run, "validate", lambda rows=None: (measured.append(rows), "0.5")[1])
-    assert rows > 1 and run.final_rows() == rows
-    assert run.validate_all() == "0.5 on all held-out responses" and measured == [None]
+    monkeypatch.setattr(run, "measure", lambda rows=None: (measured.append(rows), "0.5")[1])
+    assert rows > 1 and run.plan.final_rows(run.n_steps) == rows
+    assert run.final_validation() == "0.5 on all held-out responses" and measured == [None]
 
 
 def test_the_sample_is_the_likeliest_answer_up_to_its_end(base, tmp_path, monkeypatch):

@@ -28,11 +28,13 @@ from nanoeuler_parts.files.writing import WriteError
 from nanoeuler_parts.machine.cpu import DTYPE
 from nanoeuler_parts.runs.evaluation import evaluate
 from nanoeuler_parts.runs.guards import note_slow_run, seconds_of_step
-from nanoeuler_parts.runs.loop import FEWEST
-from nanoeuler_parts.runs.options import TextOptions, TrainOptions
+from nanoeuler_parts.runs.run import FEWEST
+from nanoeuler_parts.runs.options import TrainOptions
 from nanoeuler_parts.runs.run import Run as TextRun
+from nanoeuler_parts.runs.schedule import Schedule
 from nanoeuler_parts.runs.signals import saving_signals, signals_caught
-from nanoeuler_parts.runs.start import launch, steps_planned
+from nanoeuler_parts.runs.plan import steps_planned
+from nanoeuler_parts.runs.start import launch
 from nanoeuler_parts.serve.runs import Runs
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
@@ -228,9 +230,10 @@ def test_what_a_run_makes_of_its_settings(text, elsewhere):
     """The rate is that of width 128, the batch whole sequences, cuts are of what is learned."""
     cfg = replace(TINY, n_embd=256, seq_len=16, vocab_size=280)
     make = lambda **chosen: TextRun("x.bin", Checkpoint(cfg, None, ne.State(), None, ()),
-                                   TextOptions(data=str(text), **chosen).check())
+                                   TrainOptions.chosen(
+                                       optimizer="adamw", data=str(text), **chosen))
     plain, cut = make(batch=75, lr=0.004), make(batch=7, cuts=0.3)
-    assert plain.lr == pytest.approx(0.002) and (plain.B, cut.B) == (5, 1)
+    assert plain.schedule.lr == pytest.approx(0.002) and (plain.B, cut.B) == (5, 1)
     train, _ = split_text(text.read_bytes(), 0.1)
     tokens = plain.tokenizer.encode(train)
     made = bpe.train(train, 280, bpe.SPECIALS)
@@ -242,9 +245,10 @@ def test_what_a_run_makes_of_its_settings(text, elsewhere):
         assert np.array_equal(x, y)
     other = make(batch=75, seed=2, mtp_weight=0.0)
     assert not np.array_equal(plain.model.flat, other.model.flat)
-    assert not np.array_equal(plain.next[0], other.next[0])
+    [first, begun] = [run.batches.take(0, run.B) for run in (plain, other)]
+    assert not np.array_equal(first[0], begun[0])
     for run, learns in ((plain, True), (other, False)):
-        weight, measures = run.ce_weights(*run.next)
+        weight, measures = run.ce_weights(*run.batches.take(0, run.B))
         assert (weight[0, 1] > 0) == learns and measures == {}
     again, other = make(cuts=0.3), make(cuts=0.3, seed=2)
     assert np.array_equal(again.data.batches.tokens, cut.data.batches.tokens)
@@ -299,7 +303,7 @@ def test_a_run_needs_no_more_of_an_engine(text, elsewhere):
 def test_a_pace_beyond_all_measure(copy):
     """As of a checkpoint that was made up: a run is never longer than a flag may say."""
     state = ne.State(step=7, elapsed=5e-324)
-    assert steps_planned(state, TextOptions(minutes=1e6)) == 1 << 40
+    assert steps_planned(state, TrainOptions(minutes=1e6)) == 1 << 40
 
 
 def test_a_tail_without_a_token_is_refused(elsewhere, capsys):
@@ -310,7 +314,7 @@ def test_a_tail_without_a_token_is_refused(elsewhere, capsys):
     (elsewhere / "text.txt").write_bytes(b"a" * 900 + b"z" * 100)
     start = ne.read_checkpoint("x.bin")
     with pytest.raises(ne.UserError, match="held-out last 10% has no token to predict"):
-        TextRun("y.bin", start, TextOptions(data="text.txt").check())
+        TextRun("y.bin", start, TrainOptions(data="text.txt").check())
 
 
 def test_memory_does_not_grow_with_a_batch(monkeypatch):
@@ -482,17 +486,17 @@ def test_the_best_validation_is_known_after_a_break(measured, text, elsewhere, m
 @pytest.mark.parametrize("found, best", [([1.6, 1.5, 1.7], 4), ([1.6, 1.5, 1.4], 6)])
 def test_the_best_model_is_kept(found, best, measured, text, elsewhere, monkeypatch, capsys):
     """Beside the checkpoint, which is as without it; --resume goes on to keep it."""
-    validate, seen = TextRun.validate, {}
+    measure, seen = TextRun.measure, {}
 
-    def validate_and_copy(self, rows=None):
+    def measure_and_copy(self, rows=None):
         seen[self.state.step] = self.model.flat.copy()
-        return validate(self, rows)
+        return measure(self, rows)
 
     start = ("train", "--data", text, *VALIDATED)
     measured[:] = found
     run(*start, "--out", "plain.bin")
     assert not os.path.exists("plain_best.bin")
-    monkeypatch.setattr(TextRun, "validate", validate_and_copy)
+    monkeypatch.setattr(TextRun, "measure", measure_and_copy)
     measured[:] = found
     capsys.readouterr()
     said = told(*start, "--keep-best")
@@ -575,13 +579,13 @@ def test_parts_are_reported_when_ten_seconds_have_passed(a_part, due, fake_clock
 
 def test_a_record_is_in_the_log_at_once(text, elsewhere, monkeypatch):
     """So an interrupted run, and a page that watches one, has all steps up to the last."""
-    record, seen = TextRun.record, []
+    write, seen = TextRun.write, []
 
-    def record_and_look(run, **values):
-        record(run, **values)
+    def write_and_look(run, **values):
+        write(run, **values)
         seen.append((len(read_log("nanoeuler.jsonl")), values["step"]))
 
-    monkeypatch.setattr(TextRun, "record", record_and_look)
+    monkeypatch.setattr(TextRun, "write", write_and_look)
     run("train", "--data", text, "--steps", 4, *FAST)
     assert seen == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 4)]          # the last is a validation
 
@@ -589,10 +593,7 @@ def test_a_record_is_in_the_log_at_once(text, elsewhere, monkeypatch):
 @pytest.mark.parametrize("width, said", [
     (128, "lr 0.004, "), (320, "lr 0.0016 (--lr 0.004 x 128 / width 320), ")])
 def test_the_settings_show_the_rate_as_typed_and_as_used(width, said):
-    run = object.__new__(TextRun)
-    run.options, run.lr = TrainOptions(lr=0.004), 0.004 * 128 / width
-    run.model = SimpleNamespace(cfg=replace(TINY, n_embd=width))
-    rows = dict(run.rows_of_optimizer())
+    rows = dict(Schedule(TrainOptions(lr=0.004), width).rows())
     assert rows["AdamW"].startswith(said) and rows["Muon"].startswith("lr 0.02, ")
 
 
@@ -601,10 +602,10 @@ def test_the_settings_show_the_rate_as_typed_and_as_used(width, said):
 def test_a_sample_is_printed_as_the_text_that_it_is(sample, shown, monkeypatch, capsys):
     run = object.__new__(TextRun)
     run.state, run.progress = ne.State(step=7), SimpleNamespace(count_validation=lambda s: None)
-    for name, value in dict(elapsed=0.0, validate="1.5 bits/byte", sample_text=sample, record=None,
+    for name, value in dict(elapsed=0.0, measure="1.5 bits/byte", sample_text=sample, write=None,
                             compare=None).items():
         monkeypatch.setattr(TextRun, name, lambda self, *a, value=value, **named: value)
-    run.validate_midway()
+    run.validate()
     assert capsys.readouterr().out.splitlines() == [
         "step     7  validation 1.5 bits/byte (estimate)", *shown]
 
@@ -624,8 +625,8 @@ def clock(monkeypatch):
 
 def test_the_time_left_has_no_validation_that_compiles(text, elsewhere, monkeypatch):
     """A run of 40 steps, 0.1 s each, and of 1,000 s in its first validation, after step 10."""
-    validate, validated = TextRun.validate, []
-    monkeypatch.setattr(TextRun, "validate", lambda *a: (validate(*a), validated.append(1))[0])
+    measure, validated = TextRun.measure, []
+    monkeypatch.setattr(TextRun, "measure", lambda *a: (measure(*a), validated.append(1))[0])
     monkeypatch.setattr(TextRun, "elapsed",
                         lambda run: 0.1 * run.state.step + 1000 * bool(validated))
     said = told("train", "--data", text, *ALIKE, "--steps", 40, "--eval-every", 10)
@@ -847,27 +848,27 @@ def test_minutes_do_not_count_the_compilation(text, elsewhere, monkeypatch):
     later, began, clock = [0.0], [], time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + later[0])
     monkeypatch.setattr(ne.Model, "ready", staticmethod(lambda options=None: later.insert(0, 1e6)))
-    monkeypatch.setattr(TextRun, "train", lambda run, caught: began.append(run.elapsed()))
+    monkeypatch.setattr(ne, "train", lambda run, stopped: began.append(run.elapsed()))
     run("train", "--data", text, "--steps", 1, *FAST)
     assert 0 < began[0] < 1e5
 
 
 def test_minutes_do_not_count_the_reading_of_data(copy, monkeypatch):
     """In a resumed run, which also reads its checkpoint, and once more in the next one"""
-    later, began, clock, train = [0.0], [], time.perf_counter, TextRun.train
+    later, began, clock, train = [0.0], [], time.perf_counter, ne.train
 
     def loads(run, *args, load=TextRun.load):
         later[0] += 1e6
         return load(run, *args)
 
-    def trains(run, caught):
+    def trains(run, stopped):
         began.append((run.state.elapsed, run.elapsed()))
-        train(run, caught)
+        train(run, stopped)
 
     monkeypatch.chdir(copy)
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + later[0])
     monkeypatch.setattr(TextRun, "load", loads)
-    monkeypatch.setattr(TextRun, "train", trains)
+    monkeypatch.setattr(ne, "train", trains)
     run("train", "--resume", "--steps", 22)
     run("train", "--resume", "--steps", 23)
     assert all(0 <= now - before < 1e5 for before, now in began) and len(began) == 2

@@ -17,15 +17,15 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 import nanoeuler as ne  # noqa: E402
-from nanoeuler_parts.runs.loop import TrainingLoop
-from nanoeuler_parts.runs.options import TrainOptions
 from nanoeuler_parts.files.logs import log_path
+from nanoeuler_parts.runs.options import TrainOptions
+from nanoeuler_parts.runs.schedule import initial_params
 
 EVERY = 20           # steps per point of the curve
 
 
 def sampled(cfg, flat, tokenizer, step):
-    """As TrainingLoop.validate_midway does it"""
+    """As Run.validate does it"""
     ids = ne.generate(ne.Decoder(cfg, flat), tokenizer.encode("\n"), 40,
                       np.random.default_rng(step), ne.Sampling(0.8))
     return tokenizer.decode(list(ids)).decode("utf-8", "replace")
@@ -38,10 +38,9 @@ def record(out):
     bits = np.array([r["bits_per_byte"] for r in steps])
     n = c.state.n_steps
     assert len(steps) == n and n % EVERY == 0
-    loop = TrainingLoop()
-    loop.options = TrainOptions(**c.state.options)
+    options = TrainOptions(**c.state.options)
     samples = {r["step"]: r["sample"] for r in log if "sample" in r}
-    samples[0] = sampled(c.cfg, loop.initial(c.cfg), c.tokenizer, 0)
+    samples[0] = sampled(c.cfg, initial_params(c.cfg, options), c.tokenizer, 0)
     samples[n] = sampled(c.cfg, c.flat, c.tokenizer, n)
     bytes_per_token = steps[0]["loss"] / math.log(2) / steps[0]["bits_per_byte"]
     return {"parameters": ne.n_params(c.cfg), "steps": n,

@@ -107,13 +107,13 @@ class Sinks:
         self.services = [SERVICES[name](out) for name in dict.fromkeys(chosen)]
         self.rows = [service.row for service in self.services]       # for a table of settings
 
-    def write(self, record, run):
+    def write(self, record, state, cfg):
         """Sends a log record.  The first one opens the services, because the run's identity is the
         hash of that line of its log (`log_identity`).  --resume finds the same identity."""
         step, texts = record["step"], {k: x for k, x in record.items() if isinstance(x, str)}
         if self.services and not self.is_open:
-            run_id, settings = run.state.log_sha256[:ID_LENGTH], asdict(run.model.cfg)
-            settings |= run.state.options
+            run_id, settings = state.log_sha256[:ID_LENGTH], asdict(cfg)
+            settings |= state.options
             self.each(lambda service: service.open(run_id, self.name, settings, step))
             self.is_open = True
         curves = curves_of(record)

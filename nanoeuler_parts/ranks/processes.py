@@ -61,7 +61,7 @@ def ranked_run(run, ranks):
                       f"{ranks.size} GPUs, so some are idle; use a larger --batch", file=sys.stderr)
             if not first:
                 self.folder = tempfile.TemporaryDirectory()
-                self.log = os.path.join(self.folder.name, "log")     # it stays empty
+                self.log.path = os.path.join(self.folder.name, "log")    # it stays empty
 
         def read_data(self, start):
             """Lets the first rank prepare the data, e.g. tokenize a text, before other ranks read
@@ -78,16 +78,15 @@ def ranked_run(run, ranks):
                 ranks.agree("", "the data")
             return data
 
-        def train(self, caught):
+        def stopping(self, caught):
             self.model.stopping = Stopping(caught)
-            super().train(self.model.stopping)
+            return self.model.stopping
 
-        def plan(self, step_time):
+        def planned(self):
             """Plans the length of the run by the first rank's clock."""
-            super().plan(step_time)
-            self.state.n_steps = ranks.agree(self.state.n_steps, "a plan")
+            return ranks.agree(super().planned(), "a plan")
 
-        def save(self, best=False):
+        def checkpoint(self, best=False):
             """Saves on the first rank.  All ranks take part, because each has a shard of the
             moments.  A rank that ends with an error does not save: the others are at another place
             of the program and would not answer.  It only prints its error."""
@@ -95,13 +94,13 @@ def ranked_run(run, ranks):
                 return
             ranks.all("", "a save")
             if first:
-                super().save(best)
+                super().checkpoint(best)
             else:
                 self.model.buffers()
 
-        def record(self, **values):
+        def write(self, **values):
             if first:
-                super().record(**values)
+                super().write(**values)
 
         def sample_text(self, n):
             return super().sample_text(n) if first else ""

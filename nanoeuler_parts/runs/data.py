@@ -58,6 +58,21 @@ class TextBatches(Batches):
         """The number of tokens in rows i to i + B of the run.  Windows have no padding."""
         return B * self.T
 
+class Prefetched:
+    """Batches of which the next one is made while a GPU still computes the gradient of this one"""
+
+    def __init__(self, batches):
+        self.batches, self.rows, self.batch = batches, None, None
+
+    def prepare(self, i, B):
+        self.rows, self.batch = (i, B), self.batches.take(i, B)
+
+    def take(self, i, B):
+        """tokens (B, T), targets (P, B, T): rows i to i + B of the run."""
+        if self.rows != (i, B):
+            self.prepare(i, B)
+        return self.batch
+
 class Validation(NamedTuple):
     """Held-out data: the arguments of `evaluate` (20) after the model"""
     tokens: np.ndarray         # (n, T) int32, or Windows

@@ -1,55 +1,213 @@
-"""Settings of training runs."""
-from dataclasses import dataclass, fields, replace
+"""The settings of training runs, one row each: OPTIONS, for the verbs of both programs.
 
-from nanoeuler import MUON_SETTINGS, PRECISIONS
+`options_class("train")` makes a dataclass of the rows that name `train`.  A field that such a row
+declares is a flag of the verb, if it has a help text, and is stored in the checkpoint for --resume.
+A new setting is a new row.
+"""
+from dataclasses import field, make_dataclass, replace
+from typing import NamedTuple
+
+from nanoeuler import MUON_SETTINGS
 from nanoeuler_parts.files.settings import need_setting, setting, Settings
 from nanoeuler_parts.machine.cpu import DTYPE
 
-FLOOR_HELP = "final learning rate, as a fraction of the peak; 0: decay to zero"
-KEEP_BEST = "also save the model with the lowest validation loss, as NAME_best.bin beside NAME.bin"
+VERBS = "train", "sft", "dpo", "t", "s", "d"             # t, s and d are verbs of nanoeuler_cuda.py
+ALL, ON_CPU, ON_GPU, TEXTS, TUNING = "train sft dpo t s d", "train sft dpo", "t s d", "train t", (
+    "sft dpo s d")
 
-TEXT_HELP = ("text to train on, in UTF-8: files, folders, or patterns such as 'books/*.txt'; also "
-             ".gz, .xz, .bz2, .zst, .jsonl and .parquet")
+class Option(NamedTuple):
+    """A setting, as some verbs have it"""
+    name: str
+    type: object
+    range: tuple               # of a number, both ends included
+    defaults: dict             # {verbs: default}
+    help: str = ""             # "": there is no flag
+    one_of: tuple = ()         # the texts that it may be
+    adamw: dict = {}           # {verbs: default with --optimizer adamw}, where it differs
+    several: bool = False      # does the flag take several values?
+    metavar: str = "NAME"      # of a list, whose flag may be given several times
 
-@dataclass
+STEPS, ANY = (0, 1 << 40), (0, 0)
+
+# The learning rates and schedules of `train` and `t` were best with Muon, and those in the column
+# `adamw` with AdamW alone (bench/NOTES.md)
+OPTIONS = [
+    Option("steps", int | None, STEPS, {"train": None, "t": 10_000},
+           "number of training steps; 0: train for --minutes instead"),
+    Option("steps", int | None, STEPS, {TUNING: None},
+           "number of training steps; 0: train for --epochs instead"),
+    Option("batch", int, (1, 1 << 24), {"train sft dpo s d": 2048},
+           "number of tokens per training step, rounded to whole sequences"),
+    Option("batch", int, (1, 1 << 40), {"t": 32_768},
+           "number of tokens per training step, rounded to whole sequences"),
+    Option("micro_batch", int | None, (0, 65_535), {ALL: None},
+           "number of sequences per forward and backward pass; fewer take less memory; 0: up to "
+           "4 GiB of activations, on a GPU as many as fit"),
+    Option("lr", float, (1e-9, 1), {"train": 4e-3, "t": 0.012, "sft s": 2e-3, "dpo d": 3e-5},
+           "base learning rate of AdamW; multiplied by 128 / n_embd", adamw={TEXTS: 6e-3}),
+    Option("floor", float, (0, 1), {TEXTS: 0.0, TUNING: 0.02},
+           "final learning rate, as a fraction of the peak; 0: decay to zero", adamw={TEXTS: 0.02}),
+    Option("warmup", int, STEPS, {"train": 25, "t": 200, TUNING: 50},
+           "number of warm-up steps, in which the learning rate rises linearly; 0: no warm-up",
+           adamw={"train": 50}),
+    Option("weight_decay", float, (0, 10), {ALL: 0.1},
+           "decoupled weight decay, applied to matrices only; 0: none",
+           adamw={"train": 0.3, "t": 1.0}),
+    Option("beta1", float, (0, 0.9999), {ALL: 0.9},
+           "decay rate of AdamW's moving average of the gradient"),
+    Option("beta2", float, (0, 0.9999), {ALL: 0.95},
+           "decay rate of AdamW's moving average of the squared gradient"),
+    Option("clip", float, (1e-9, 1e9), {ALL: 1.0},
+           "gradient-norm clipping: largest global norm of the gradient"),
+    Option("eval_every", int, (1, 1 << 40), {ALL: 250}, "number of steps between validations"),
+    Option("save_every", int, (1, 1 << 40), {ON_CPU: 250, ON_GPU: 5000},
+           "number of steps between checkpoints"),
+    Option("seed", int, (0, 1 << 60), {ALL: 1},
+           "random seed of the batches, and of the weights of a new model"),
+    Option("dtype", str, ANY, {ON_CPU: ""},
+           "precision: f32, or bf16 with matrix-product inputs stored in bfloat16; empty: the "
+           "faster one on this machine", one_of=("f32", "bf16")),
+    Option("dtype", str, ANY, {ON_GPU: "bf16"},
+           "precision: bf16 (activations and the inputs of products in bfloat16), f32 or f64",
+           one_of=("bf16", "f32", "f64")),
+    Option("log_to", str, ANY, {ALL: ""},
+           "also log to tensorboard, wandb (Weights & Biases), or both: tensorboard,wandb; empty: "
+           "only to the log beside --out"),
+    Option("data", str, ANY, {"train": "data/shakespeare.txt"},
+           "text to train on, in UTF-8: files, folders, or patterns such as 'books/*.txt'; also "
+           ".gz, .xz, .bz2, .zst, .jsonl and .parquet", several=True),
+    Option("data", str, ANY, {"t": "data/shakespeare.txt"},
+           "text to train on, in UTF-8: files, folders, or patterns such as 'books/*.txt'; also "
+           ".gz, .xz, .bz2, .zst, .jsonl and .parquet; if data/pretrain.txt exists, it replaces "
+           "the default", several=True),
+    Option("data", str, ANY, {"sft s": "data/instructions.json"},
+           "examples to train on: JSON, JSON lines, CSV or Parquet; if data/alpaca.json exists, it "
+           "replaces the default"),
+    Option("data", str, ANY, {"dpo d": "data/preferences_sample.jsonl"},
+           "pairs to train on: JSON, JSON lines, CSV or Parquet; if data/preferences.jsonl exists, "
+           "it replaces the default"),
+
+    # Data: texts
+    Option("field", str, ANY, {TEXTS: "text"},
+           "name of the field or column that holds a document in .jsonl and .parquet; several "
+           "names with commas: the first one found"),
+    Option("newlines", str, ANY, {TEXTS: ""},
+           "unix: convert Windows line ends (CR LF) to LF and remove a byte order mark; empty: "
+           "keep the text as it is", one_of=("", "unix")),
+    Option("minutes", float, (0.01, 1e6), {"train": 3.0},
+           "minutes of training, over all resumed parts, without the time to read data and "
+           "compile kernels; used if the number of steps is 0"),
+    Option("minutes", float, (0.01, 1e6), {"t": 3.0},
+           "minutes of training, over all resumed parts, with the time in which kernels are "
+           "compiled; used if the number of steps is 0"),
+    Option("holdout", float, (0.0001, 0.9), {"train": 0.1, "t": 0.02},
+           "fraction of the text, at its end, held out for validation"),
+
+    # Data: examples and pairs
+    Option("holdout", float, (0, 0.5), {TUNING: 0.02},
+           "fraction of the questions held out for validation; of fewer than 30 examples, none are "
+           "held out unless this flag is given; 0: none, validate on the default examples"),
+    Option("row_len", int, (0, 1 << 17), {TUNING: 0},
+           "longest training example, in tokens; 0: --seq-len if given, else as the examples "
+           "need, up to 2048"),
+    Option("truncate", bool, ANY, {TUNING: False},
+           "shorten conversations that are longer than a row, or than the model's context: their "
+           "oldest exchanges are dropped; otherwise they are left out"),
+    Option("ignore", list, ANY, {TUNING: []},
+           "name of a field of the examples or of their messages to ignore, although it may "
+           "change what is learned; may be given several times"),
+    Option("field", list, ANY, {TUNING: []},
+           "NAME=COLUMN: the column of the file that holds a field, as in instruction=question; "
+           "may be given several times", metavar="NAME=COLUMN"),
+    Option("epochs", float, (0.001, 1e6), {"sft s": 3.0},
+           "number of passes over the training examples; used if the number of steps is 0"),
+    Option("epochs", float, (0.001, 1e6), {"dpo d": 1.0},
+           "number of passes over the training pairs; used if the number of steps is 0"),
+
+    # The loss and the schedule
+    Option("cooldown", float, (0, 1), {TEXTS: 0.0},
+           "last fraction of the run, in which the learning rate falls linearly after a constant "
+           "part; 0: cosine schedule"),
+    Option("mtp_weight", float, (0, 10), {"train sft t s": 0.3},
+           "weight of the mean loss of the auxiliary heads (multi-token prediction); 0: train "
+           "head 0 only"),
+    Option("mtp_until", float, (0, 1), {"train": 0.3, "t": 1.0},
+           "fraction of the run after which the auxiliary heads are switched off; 1: never",
+           adamw={"train": 1.0}),
+    Option("mtp_from", float, (0, 1), {"train": 0.9, "t": 1.0},
+           "fraction of the run after which auxiliary heads that are off are switched on again; "
+           "1: never"),
+    Option("cuts", float, (0, 0.5), {TEXTS: 0.0},
+           "fraction of words split from their leading space, so that the model learns their "
+           "spelling; 0: none"),
+    Option("cuts", float, (0, 0.5), {"sft s": 0.0},
+           "fraction of words split from their leading space, so that the model learns their "
+           "spelling; each of the first 16 epochs splits other words; 0: none"),
+    Option("template", str, ANY, {"sft s": ""},
+           "chat template: alpaca or chatml; empty: a chat model keeps its own, and a base model "
+           "gets chatml for messages and alpaca for single questions",
+           one_of=("", "alpaca", "chatml")),
+    Option("keep_best", bool, ANY, {"train sft t s": False},
+           "also save the model with the lowest validation loss, as NAME_best.bin beside NAME.bin"),
+    Option("beta", float, (1e-9, 1e9), {"dpo d": 0.1},
+           "strength of the pull towards the reference, the model at step 0; larger: stays closer"),
+    Option("nll", float, (0, 1e3), {"dpo d": 0.0},
+           "weight of -log pi(chosen) per token, added to the loss but not to the loss shown; 0: "
+           "none"),
+    Option("row_len", int, (0, 1 << 17), {TEXTS: 0}),    # with --init, it is that of --seq-len
+
+    # Muon
+    Option("optimizer", str, ANY, {"train": "muon"},
+           "muon: Muon for the layers' matrices, else AdamW; adamw: AdamW only, with defaults lr "
+           "0.006, floor 0.02, warmup 50, weight_decay 0.3, mtp_until 1.0",
+           one_of=("adamw", "muon")),
+    Option("optimizer", str, ANY, {"t": "muon"},
+           "muon: Muon for the layers' matrices, else AdamW; adamw: AdamW only, with defaults lr "
+           "0.006, weight_decay 1, floor 0.02", one_of=("adamw", "muon")),
+    Option("muon_lr", float, (1e-9, 10), {"train": 0.02},
+           "peak learning rate of Muon, at any width of the model"),
+    Option("muon_lr", float, (1e-9, 10), {"t": 0.008}, "peak learning rate of Muon"),
+    Option("momentum", float, (0, 0.9999), {"train": 0.9, "t": 0.95},
+           "coefficient of Muon's Nesterov momentum"),
+    Option("newton_schulz", int, (1, 20), {"train": 3, "t": 5},
+           "number of Newton-Schulz iterations by which Muon orthogonalizes an update"),
+    Option("embedding_lr", float, (1e-3, 1e3), {TEXTS: 4.0},
+           "learning rate of the embedding, as a multiple of AdamW's; with Muon only"),
+
+    # The GPU
+    Option("matmul", str, ANY, {ON_GPU: "wgmma"},
+           "fastest kernel path that may be used: wgmma (Hopper's tensor cores), mma (tensor "
+           "cores) or portable (plain Numba); a GPU that does not support a path uses the next "
+           "one"),
+    Option("recompute", bool, ANY, {ON_GPU: False},
+           "activation checkpointing: keep only the input of each layer, and recompute the rest "
+           "in the backward pass; slower, with less memory"),
+    Option("gpus", int, (1, 1024), {ON_GPU: 1},
+           "number of GPUs of this machine to train on, with one process each; ignored under a "
+           "launcher such as torchrun"),
+]
+
+# The value of a setting in runs whose verb has no such setting
+WITHOUT = {"optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0, "cuts": 0.0, "keep_best": False,
+           "cooldown": 0.0}
+# The value of a setting in runs that were begun before there was such a setting
+BEFORE = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0,
+          "newton_schulz": 5, "embedding_lr": 3.0}
+
+def value_for(verb, values):
+    """(value,) of a verb in {verbs: value}, () if it has none"""
+    return tuple(value for verbs, value in values.items() if verb in verbs.split())
+
+def options_of(verb):
+    """{name: Option} of a verb, in the order of its flags"""
+    found = [x for x in OPTIONS if value_for(verb, x.defaults)]
+    assert len({x.name for x in found}) == len(found), f"{verb} has a setting in two rows"
+    return {x.name: x for x in found}
+
 class RunOptions(Settings):
-    """Settings that all runs share; the subclasses below add their own.  A checkpoint stores them
-    for --resume."""
-    # Attributes without a type are not dataclass fields: they have no flag, and no file stores them
-    dtypes = tuple(PRECISIONS)
-    when_missing = {"dtype": "f32"}  # values of settings that older checkpoints do not store
-    # Some subclasses make fields of these.  In all others, the values here apply.
-    optimizer, mtp_until, mtp_from, cuts, keep_best = "adamw", 1.0, 1.0, 0.0, False
-    cooldown = 0.0
-    # In a setting of type int | None, `Settings` (1) turns the 0 of a flag or a file into None
-    steps: int | None = setting(None, 0, 1 << 40, "number of training steps; 0: train for "
-                                "--epochs instead")
-    batch: int = setting(2048, 1, 1 << 24, "number of tokens per training step, rounded to whole "
-                         "sequences")
-    micro_batch: int | None = setting(None, 0, 65_535, "number of sequences per forward and "
-                                      "backward pass; fewer take less memory; 0: up to 4 GiB of "
-                                      "activations, on a GPU as many as fit")
-    lr: float = setting(6e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
-    floor: float = setting(0.02, 0, 1, FLOOR_HELP)
-    warmup: int = setting(50, 0, 1 << 40, "number of warm-up steps, in which the learning rate "
-                          "rises linearly; 0: no warm-up")
-    weight_decay: float = setting(0.1, 0, 10, "decoupled weight decay, applied to matrices only; "
-                                  "0: none")
-    beta1: float = setting(0.9, 0, 0.9999, "decay rate of AdamW's moving average of the gradient")
-    beta2: float = setting(0.95, 0, 0.9999, "decay rate of AdamW's moving average of the squared "
-                           "gradient")
-    clip: float = setting(1.0, 1e-9, 1e9, "gradient-norm clipping: largest global norm of the "
-                          "gradient")
-    eval_every: int = setting(250, 1, 1 << 40, "number of steps between validations")
-    save_every: int = setting(250, 1, 1 << 40, "number of steps between checkpoints")
-    seed: int = setting(1, 0, 1 << 60, "random seed of the batches, and of the weights of a new "
-                        "model")
-    dtype: str = setting("", 0, 0, "precision: f32, or bf16 with matrix-product inputs stored in "
-                         "bfloat16; empty: the faster one on this machine")
-    log_to: str = setting("", 0, 0, "also log to tensorboard, wandb (Weights & Biases), or both: "
-                          "tensorboard,wandb; empty: only to the log beside --out")
-    data: str = setting("", 0, 0)            # the file to train on; subclasses have a default
-
+    """What the classes of `options_class` have in common.     options: {name: Option}
+    with_adamw: {name: default with --optimizer adamw, where it differs}
+    when_missing: {name: value if a checkpoint does not store the setting}"""
     given = frozenset()        # names of the settings passed to `chosen`
 
     def __post_init__(self):
@@ -57,8 +215,11 @@ class RunOptions(Settings):
         self.dtype = self.dtype or DTYPE
 
     def check(self):
-        need_setting(self.dtype in self.dtypes, lambda spell:
-                     f"{spell('dtype')}: expected {' or '.join(self.dtypes)}, found {self.dtype}")
+        for name, x in self.options.items():
+            value = getattr(self, name)
+            need_setting(not x.one_of or value in x.one_of, lambda spell:
+                         f"{spell(name)}: expected {' or '.join(filter(None, x.one_of))}, found "
+                         f"{value}")
         super().check()
         need_setting("\0" not in self.data, lambda spell:
                      f"{spell('data')}: expected a file name without NUL, found {self.data!r}")
@@ -67,103 +228,44 @@ class RunOptions(Settings):
     @classmethod
     def chosen(cls, **settings):
         """Options with these settings, and with the defaults for all others."""
-        options = cls(**settings).check()
+        with_adamw = {}
+        if settings.get("optimizer", cls.optimizer) == "adamw":
+            with_adamw = cls.with_adamw
+            for name in settings.keys() & set(MUON_SETTINGS):
+                need_setting(False, lambda spell, name=name: f"{spell(name)} is a setting of Muon; "
+                             f"drop it, or use {spell('optimizer')} muon")
+        options = cls(**with_adamw | settings).check()
         options.given = frozenset(settings)
         return options
 
     def changed(self, **settings):
-        """Options with these settings, and with the present ones for all others.  A copy by
-        `dataclasses.replace` would forget `given`."""
-        options = replace(self, **settings).check()
+        """Options with these settings, and with the present ones for all others"""
+        options = self.derived(**settings).check()
         options.given = self.given | settings.keys()
         return options
 
-@dataclass
-class TextOptions(RunOptions):
-    steps: int | None = setting(None, 0, 1 << 40, "number of training steps; 0: train for "
-                                "--minutes instead")
-    data: str = setting("data/shakespeare.txt", 0, 0, TEXT_HELP, several=True)
-    field: str = setting("text", 0, 0, "name of the field or column that holds a document in "
-                         ".jsonl and .parquet; several names with commas: the first one found")
-    newlines: str = setting("", 0, 0, "unix: convert Windows line ends (CR LF) to LF and remove a "
-                            "byte order mark; empty: keep the text as it is")
-    minutes: float = setting(3.0, 0.01, 1e6, "minutes of training, over all resumed parts, "
-                             "without the time to read data and compile kernels; used if the "
-                             "number of steps is 0")
-    holdout: float = setting(0.1, 0.0001, 0.9, "fraction of the text, at its end, held out for "
-                             "validation")
-    cooldown: float = setting(0.0, 0, 1, "last fraction of the run, in which the learning rate "
-                              "falls linearly after a constant part; 0: cosine schedule")
-    mtp_weight: float = setting(0.3, 0, 10, "weight of the mean loss of the auxiliary heads "
-                                "(multi-token prediction); 0: train head 0 only")
-    mtp_until: float = setting(1.0, 0, 1, "fraction of the run after which the auxiliary heads "
-                               "are switched off; 1: never")
-    mtp_from: float = setting(1.0, 0, 1, "fraction of the run after which auxiliary heads that "
-                              "are off are switched on again; 1: never")
-    weight_decay: float = setting(0.3, 0, 10, "decoupled weight decay, applied to matrices only; "
-                                  "0: none")
-    cuts: float = setting(0.0, 0, 0.5, "fraction of words split from their leading space, so that "
-                          "the model learns their spelling; 0: none")
-    keep_best: bool = setting(False, 0, 0, KEEP_BEST)
-    row_len: int = setting(0, 0, 1 << 17)    # tokens per row with --init; 0: the model's context
+    def derived(self, **settings):
+        """The same, for settings that follow from others and are not `given` by the user"""
+        options = replace(self, **settings)
+        options.given = self.given           # it is no field
+        return options
 
-    def check(self):
-        need_setting(self.newlines in ("", "unix"), lambda spell:
-                     f"{spell('newlines')}: expected unix, found {self.newlines}")
-        return super().check()
+def field_of(option, verb):
+    """The field of a dataclass for an Option"""
+    [default] = value_for(verb, option.defaults)
+    if option.type is list:
+        return field(default_factory=list, metadata={"help": option.help,
+                                                     "metavar": option.metavar})
+    return setting(default, *option.range, option.help, option.several)
 
-@dataclass
-class OptimizerOptions(TextOptions):
-    """Settings of a run that may use Muon"""
-    optimizer: str = setting("adamw", 0, 0, "adamw: AdamW only; muon: Muon for the layers' "
-                             "matrices, else AdamW")
-    muon_lr: float = setting(0.02, 1e-9, 10, "peak learning rate of Muon, at any width of the "
-                             "model")
-    momentum: float = setting(0.9, 0, 0.9999, "coefficient of Muon's Nesterov momentum")
-    newton_schulz: int = setting(3, 1, 20, "number of Newton-Schulz iterations by which Muon "
-                                 "orthogonalizes an update")
-    embedding_lr: float = setting(4.0, 1e-3, 1e3, "learning rate of the embedding, as a multiple "
-                                  "of AdamW's; with Muon only")
-    # name of an optimizer -> defaults that differ from those of the fields
-    defaults_with = {}
+def options_class(verb, *bases):
+    """The dataclass of a verb's settings.     bases: classes that add checks"""
+    options = options_of(verb)
+    fields = [(name, x.type, field_of(x, verb)) for name, x in options.items()]
+    with_adamw = {name: value for name, x in options.items() for value in value_for(verb, x.adamw)}
+    return make_dataclass(f"Options of {verb}", fields, bases=(*bases, RunOptions), namespace={
+        **{name: value for name, value in WITHOUT.items() if name not in options},
+        "options": options, "with_adamw": with_adamw,
+        "when_missing": {name: value for name, value in BEFORE.items() if name in options}})
 
-    def check(self):
-        super().check()
-        need_setting(self.optimizer in ("adamw", "muon"), lambda spell:
-                     f"{spell('optimizer')}: expected adamw or muon, found {self.optimizer}")
-        return self
-
-    @classmethod
-    def chosen(cls, **settings):
-        optimizer = settings.get("optimizer", cls.optimizer)
-        for name in MUON_SETTINGS:
-            need_setting(optimizer != "adamw" or name not in settings, lambda spell, name=name:
-                         f"{spell(name)} is a setting of Muon; drop it, or use "
-                         f"{spell('optimizer')} muon")
-        return super().chosen(**cls.defaults_with.get(optimizer, {}) | settings)
-
-# The defaults of TextOptions were best for AdamW alone, and those of TrainOptions were best with
-# Muon (bench/NOTES.md).  With --optimizer adamw, `train` uses ADAMW_DEFAULTS, and MUON_SETTINGS do
-# not apply.
-ADAMW_DEFAULTS = {f.name: f.default for f in fields(TextOptions)
-                  if f.name in ("lr", "floor", "warmup", "weight_decay", "mtp_until")}
-ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value}" for name, value in ADAMW_DEFAULTS.items())
-
-@dataclass
-class TrainOptions(OptimizerOptions):
-    """Settings of `train` in this program.  The defaults are for Muon."""
-    when_missing = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0,
-              "newton_schulz": 5, "embedding_lr": 3.0}
-    defaults_with = {"adamw": ADAMW_DEFAULTS}
-    lr: float = setting(4e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
-    floor: float = setting(0.0, 0, 1, FLOOR_HELP)
-    warmup: int = setting(25, 0, 1 << 40, "number of warm-up steps, in which the learning rate "
-                          "rises linearly; 0: no warm-up")
-    weight_decay: float = setting(0.1, 0, 10, "decoupled weight decay, applied to matrices only; "
-                                  "0: none")
-    optimizer: str = setting("muon", 0, 0, "muon: Muon for the layers' matrices, else AdamW; "
-                             f"adamw: AdamW only, with defaults {ADAMW_DEFAULTS_SHOWN}")
-    mtp_until: float = setting(0.3, 0, 1, "fraction of the run after which the auxiliary heads "
-                               "are switched off; 1: never")
-    mtp_from: float = setting(0.9, 0, 1, "fraction of the run after which auxiliary heads that "
-                              "are off are switched on again; 1: never")
+TrainOptions = options_class("train")

@@ -1,10 +1,14 @@
-"""Run: the data, the log and the checkpoints of a training run."""
+"""Run: one training run, on a text.  `train` of nanoeuler.py is its loop.
+
+A run has a Schedule (schedule.py), a Plan (plan.py), a RunLog (log.py), a DataSet (data.py) and a
+model, which is any Engine (engine.py).  tuning/ has the runs of `sft` and `dpo`.
+"""
 import contextlib
-import hashlib
-import json
+import math
 import os
 import re
 import shlex
+import textwrap
 import time
 from dataclasses import replace
 
@@ -12,51 +16,57 @@ import numpy as np
 
 import bpe
 from bpe import need, note, printable, UserError
-from nanoeuler import for_terminal, generate, Model, n_params
+from nanoeuler import for_terminal, generate, loss_weights, Model, n_params, train
 from nanoeuler_parts.chat.sampling import Sampling
 from nanoeuler_parts.checkpoint.bundled import beside_program
 from nanoeuler_parts.checkpoint.file import write_checkpoint
 from nanoeuler_parts.files.corpora import files_in, open_text
-from nanoeuler_parts.files.logs import (
-    free_log, keep_aside, log_identity, log_path, open_log, restore_log, STOPPED,
-)
-from nanoeuler_parts.files.printing import counted, print_table
-from nanoeuler_parts.files.sinks import Sinks
+from nanoeuler_parts.files.printing import counted, MOST_SILENT, print_table
 from nanoeuler_parts.files.writing import output_may_fail, WriteError
 from nanoeuler_parts.flags import typed
-from nanoeuler_parts.runs.data import DataSet, TextBatches, Validation, Windows
+from nanoeuler_parts.runs.data import DataSet, Prefetched, TextBatches, Validation, Windows
+from nanoeuler_parts.runs.evaluation import evaluate
 from nanoeuler_parts.runs.guards import best_path, need_data, NEW_RUN
-from nanoeuler_parts.runs.loop import FEWEST_STEPS, TrainingLoop
+from nanoeuler_parts.runs.log import RunLog
 from nanoeuler_parts.runs.options import TrainOptions
+from nanoeuler_parts.runs.plan import Plan, Progress
+from nanoeuler_parts.runs.schedule import initial_params, OFF, Schedule
 from nanoeuler_parts.runs.signals import signals_caught
 
-class Run(TrainingLoop):
-    """One training run: model, data, clock and log, fresh or from a checkpoint."""
+ESTIMATE = 64        # held-out rows of a validation during the run, always the same rows
+FEWEST = 8           # rows; a validation on fewer rows says little
+FEWEST_STEPS = 10    # a shorter run whose length was not given in steps gets a note
+WORSE = 1.01         # times the best validation; a worse one means that the model overfits
+
+class Run:
+    """One training run: model, data, clock, log and checkpoints.  `train` of nanoeuler.py calls the
+    methods under "the loop", and `go` calls `train`.  Subclasses have other data and losses."""
     verb = "train"                           # on the command line
     kind = ""                                # of the trained model: "chat", or that of --init
     Options = TrainOptions                   # the settings that flags set
     preset = "small"                         # the default preset
     begins_with, made_by = None, ""          # the default checkpoint to begin with, and its verb
+    needs_chat = False                       # should that model answer already?  In DPO, yes
     larger_data = ""                         # used instead of Options.data if it exists
     length_flag = "--minutes"                # sets the length if --steps does not
+    R = 1                                    # rows that stay together in a batch; 2 in DPO
+    line = "loss {loss:.3f}  {bits_per_byte:.3f} bits/byte"          # filled from a log record
     scope = "the whole held-out tail"        # of the final validation
+    most_final = 1 << 19                     # held-out tokens of the final validation of a text
     # the end of the note that the model overfits
     against_overfitting = "fewer --steps or --minutes, or more text"
     updating = False                         # True while an update changes the parameters
-    pending_log = None                       # name of a log that is yet to replace an older one
-    log_file = None
+    last_loss = math.inf                     # of the latest step, in nats
 
     def __init__(self, out, start, options, engine=Model):
         """Prepares everything before the first step.  start: a Checkpoint of a run to resume, of a
         model to begin with, or of a shape alone (flat is None); engine: the class of the model"""
         self.out, self.options = out, options
         self.is_resumed = bool(start.state.options)      # `fresh` leaves options empty
+        self.has_saved = self.is_resumed
         self.state = s = replace(start.state, options=options.written())
-        self.validates_first = s.source_sha256 != "" and not self.kind
-        for name in self.data_file().split("\n"):
-            self.log = log_path(out, name)   # the same for all names, after its checks
-        self.sinks = Sinks(options.log_to, out)
-        self.lr = options.lr * 128 / start.cfg.n_embd
+        self.validates_first = s.source_sha256 != "" and not self.kind       # with --init
+        self.log = RunLog(out, self.data_file().split("\n"), options.log_to)
 
         # The data: a batch has B rows of T tokens, and the data may determine T
         self.read_data(start)
@@ -67,6 +77,11 @@ class Run(TrainingLoop):
         self.tokenizer = self.data.tokenizer
         cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
         s.text_sha256 = self.data.sha256
+
+        # The length and the optimizer
+        self.schedule = Schedule(options, cfg.n_embd)
+        self.plan = Plan(self.data.steps, getattr(options, "minutes", None), self.B,
+                         self.data.validation.tokens.shape, self.most_final)
         if self.data.steps:                  # else `plan` sets the number
             s.n_steps = max(s.step, self.data.steps)
 
@@ -74,10 +89,20 @@ class Run(TrainingLoop):
         engine.ready(options)
         flat = self.initial(cfg) if start.flat is None else start.flat
         self.model = engine(cfg, flat, start.moments, options)
-        self.next = self.data.batches.take(s.step * self.B, self.B)
+        self.batches = Prefetched(self.data.batches)
+        self.batches.prepare(s.step * self.B, self.B)
         self.print_settings()
         # One size for all passes: on a GPU the order of sums depends on the largest micro-batch
         s.micro_batch = self.model.micro_batch(self.B, options.micro_batch or s.micro_batch, self.T)
+
+    def initial(self, cfg):
+        """The parameters of a new model"""
+        return initial_params(cfg, self.options)
+
+    def set_option(self, name, value):
+        """Changes a setting that follows from the data, and stores it for --resume."""
+        setattr(self.options, name, value)
+        self.state.options[name] = value
 
     def print_settings(self):
         cfg, o, T, steps = self.model.cfg, self.options, self.T, self.data.steps
@@ -90,30 +115,17 @@ class Run(TrainingLoop):
             *([("context", f"{cfg.seq_len:,} tokens instead of {self.old_context:,}")]
               if self.state.source and cfg.seq_len > self.old_context else []),
             *self.data.table, ("batch", f"{self.B} x {T} = {self.B * T:,} tokens"),
-            *self.rows_of_optimizer(),
+            *self.schedule.rows(),
             ("length", counted(steps, "step") if steps else
                        f"{o.minutes:g} minute{'' if o.minutes == 1 else 's'}"),
-            ("writes", f"{self.out} and {self.log}; Ctrl-C saves and stops"),
-            *([("best model", best_path(self.out))] if o.keep_best else []), *self.sinks.rows])
+            ("writes", f"{self.out} and {self.log.path}; Ctrl-C saves and stops"),
+            *([("best model", best_path(self.out))] if o.keep_best else []), *self.log.sinks.rows])
         if steps and steps < o.warmup:
             note(f"the run ends after {counted(steps, 'step')}, within its warm-up of "
                  f"{o.warmup}, so the learning rate never falls; set a shorter one, for example "
                  f"--warmup {steps // 10}")
 
-    def rows_of_optimizer(self):
-        """The optimizer's rows of the printed table"""
-        o, width, of_adamw = self.options, self.model.cfg.n_embd, f"lr {self.lr:.2g}"
-        of_adamw += f" (--lr {o.lr:g} x 128 / width {width})" if width != 128 else ""
-        decay = f"linear in the last {100 * o.cooldown:g} %" if o.cooldown else "cosine"
-        of_both = (f"warm-up {counted(o.warmup, 'step')}, {decay} to {o.floor:g} of the peak, "
-                   f"weight decay {o.weight_decay:g}, clip {o.clip:g}, seed {o.seed}")
-        if o.optimizer == "adamw":
-            return [("AdamW", f"{of_adamw}, {of_both}")]
-        return [("Muon", f"lr {o.muon_lr:.2g}, momentum {o.momentum:g}, for the layers' matrices"),
-                ("AdamW", f"{of_adamw}, embedding lr {self.lr * o.embedding_lr:.2g}, for all other "
-                          f"parameters"),
-                ("both", of_both)]
-
+    # ---- the data
     def data_file(self):
         return self.data_path(self.options)
 
@@ -180,34 +192,198 @@ class Run(TrainingLoop):
              f"expected {old[:12]}; restore it, or {NEW_RUN}")
         return digest
 
-    def save(self, best=False):
-        """Writes the checkpoint; with best=True, the model without moments in NAME_best.bin.
-        With --force, the first save always writes the checkpoint, too.  Otherwise a new best model
-        would lie beside the checkpoint of the older run."""
-        self.state.elapsed = self.elapsed()
-        flat, *moments = self.model.buffers()
-        if not best or self.pending_log:
-            self.write(self.out, flat, moments)
-            self.replace_log()
-        if best:
-            self.write(best_path(self.out), flat)
+    # ---- the loop: what `train` of nanoeuler.py calls
+    @property
+    def step(self):
+        return self.state.step
 
-    def write(self, path, flat, moments=()):
+    @step.setter
+    def step(self, step):
+        self.state.step, self.updating = step, False     # step and parameters agree again
+
+    @property
+    def n_steps(self):
+        return self.state.n_steps or math.inf            # infinite: not planned yet
+
+    @property
+    def micro_batch(self):
+        return self.state.micro_batch
+
+    def weights(self, tokens, targets):
+        """d loss / d (summed CE of head k of sequence b), (B, P)"""
+        weight, self.measures = self.ce_weights(tokens, targets)
+        self.trained = weight.any(0)         # (P,): heads with a weight
+        return weight
+
+    def ce_weights(self, tokens, targets):
+        """The `weights` of a batch, and more values for the log: DPO has its own loss"""
+        s = self.state
+        s.mtp_phase = self.schedule.phase(s.step, self.n_steps, s.mtp_phase)
+        mtp_weight = 0.0 if s.mtp_phase == OFF else self.options.mtp_weight
+        return np.tile(loss_weights(targets, mtp_weight), (self.B, 1)), {}
+
+    def hyper(self, step):
+        """The Hyper of the next step, whose update follows.  A GPU may still compute the gradient,
+        so the next batch is made meanwhile."""
+        self.batches.prepare((step + 1) * self.B, self.B)
+        hyper = self.schedule.hyper(step, self.n_steps)
+        self.updating = True                 # from here on, parameters may be those of step + 1
+        return hyper
+
+    def record(self, losses, norm, hyper, seconds):
+        """Writes the log of the step that has just ended.  Every 20 steps, or after 10 seconds,
+        also prints a line.     losses (P,): mean cross-entropy of each head"""
+        s, progress = self.state, self.progress
+        self.need_finite(losses, norm)
+        s.tokens_seen = s.step * self.B * self.T
+        r = self.log_entry(losses, norm, hyper, seconds) | self.measures     # DPO has its loss
+        self.write(**r)
+        self.last_loss = r["loss"]
+        progress.count_step(seconds, self.elapsed())
+        if self.plan.is_open(s.step, s.n_steps, progress):
+            s.n_steps = self.planned()
+        due = progress.is_due(s.step) or s.step == s.n_steps
+        if due or self.elapsed() - progress.printed > MOST_SILENT:
+            progress.printed = self.elapsed()
+            self.report(r, progress.step_time)
+
+    def due(self, what):
+        """Is it time to "validate", or to "save"?  After the last step, `go` does both."""
+        every = {"validate": self.options.eval_every, "save": self.options.save_every}[what]
+        return self.step != self.n_steps and self.step % every == 0
+
+    def validate(self):
+        """Estimates the loss of held-out text, samples a text, and prints and records both."""
+        s, began = self.state, self.elapsed()
+        estimate, sample = self.measure(ESTIMATE), self.sample_text(40)
+        self.progress.count_validation(self.elapsed() - began)
+        self.write(step=s.step, sample=sample)
+        said = textwrap.indent(for_terminal(sample.strip("\n")), "    ")
+        print(f"step {s.step:>5}  validation {estimate} (estimate)", *filter(None, [said]),
+              sep="\n", flush=True)
+        self.compare(s.bits_per_byte)
+
+    def save(self, best=False):
+        """Saves during the run.  If the file cannot be written, for example because the disk is
+        full, the run continues until the next save.  With several GPUs, an error of another rank is
+        not a WriteError and ends the run.  Returns whether it was saved."""
+        s = self.state
+        try:
+            self.checkpoint(best)
+        except WriteError as e:
+            later = "when a validation is better than that of the file" if best else (
+                f"in {counted(self.options.save_every, 'step')}")
+            note(f"step {s.step} is not saved: {e}; the run continues and saves again {later}")
+            return False
+        return True
+
+    # ---- what these methods use
+    def need_finite(self, losses, norm):
+        """Ends the run if a loss or the norm of the gradient is not finite."""
+        need(math.isfinite(norm) and np.isfinite(losses).all(), f"step {self.step}: "
+             f"{self.model.first_bad_tensor()}; the run stops here, {self.out} is unchanged; start "
+             f"again with a lower --lr and another --out")
+
+    def log_entry(self, losses, norm, hyper, seconds):
+        """The log record of the step that has just ended"""
+        s, data = self.state, self.data
+        n_read = data.batches.n_read((s.step - 1) * self.B, self.B)      # without padding
+        return {"step": s.step, "loss": losses[0], "heads": losses[self.trained].tolist(),
+                "lr": hyper.lr, "norm": norm,
+                "bits_per_byte": losses[0] / math.log(2) / data.bytes_per_token,
+                "ms": 1e3 * seconds, "tokens_per_s": n_read / seconds, "n_steps": s.n_steps}
+
+    def write(self, **values):
+        """Appends a record to the log."""
+        self.log.write(values, self.state, self.model.cfg)
+
+    def planned(self):
+        """The number of steps of a run by minutes"""
+        s = self.state
+        return self.plan.n_steps(s.step, s.n_steps, self.elapsed(), self.progress)
+
+    def report(self, r, step_time):
+        """Prints the line of a step; r: its log record."""
+        s = self.state
+        left = int((s.n_steps - s.step) * step_time) if s.n_steps else 0
+        print(f"step {s.step:>5}/{s.n_steps or '?'}  {self.line.format(**r)}  lr {r['lr']:.1e}"
+              f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  {r['tokens_per_s'] / 1e3:.1f}k tok/s  "
+              f"ETA {left // 60}:{left % 60:02d}", flush=True)
+
+    def elapsed(self):
+        """Seconds of training, over all resumed parts.  Only steps, validations and saves count,
+        and not the time in which data are read or kernels are compiled before the first step."""
+        return time.perf_counter() - self.began
+
+    def measure(self, rows=None):
+        """Measures held-out text; rows: how many of its rows, None: all.  Returns the
+        result as text."""
+        s = self.state
+        measured = evaluate(self.model, *self.data.validation, rows, s.micro_batch)
+        need(math.isfinite(measured),
+             f"step {s.step}: the validation loss is {measured} bits/byte; {self.out} is "
+             f"unchanged; start again with a lower --lr and another --out")
+        s.bits_per_byte = measured
+        self.write(step=s.step, val_bits_per_byte=s.bits_per_byte, windows=rows)
+        return f"{s.bits_per_byte:.4f} bits/byte"
+
+    def compare(self, estimate):
+        """Keeps the best estimate so far.  With --keep-best, it also saves that model, and if this
+        fails, the estimate of the model in the file stays the best one.  All estimates use the same
+        rows, so they are comparable."""
+        s = self.state
+        if s.best is None or estimate < s.best:
+            before = s.best, s.best_step
+            s.best, s.best_step = estimate, s.step
+            if self.options.keep_best and not self.save(best=True):
+                s.best, s.best_step = before
+
+    def compare_last(self):
+        """Runs after the final validation.  Returns a note if an earlier model was clearly better,
+        else ""."""
+        s, held_out = self.state, self.data.validation
+        n, estimate = len(held_out.tokens), s.bits_per_byte
+        if n > ESTIMATE:                     # the last validation took all rows: not comparable
+            estimate = evaluate(self.model, *held_out, ESTIMATE, s.micro_batch)
+        self.compare(estimate)
+        return self.note_of_end(n, estimate) if s.best is not None else ""
+
+    def note_of_end(self, n, estimate):
+        """A note if the model overfits, else "".  estimate: the last one, of n held-out rows"""
+        s = self.state
+        if n < FEWEST or estimate <= WORSE * s.best:
+            return ""
+        return (f"the best validation was {s.best:.4f} bits/byte, at step {s.best_step:,}; the "
+                f"same rows now have {estimate:.4f}: the model overfits; use "
+                f"{self.against_overfitting}")
+
+    def where_best_is(self):
+        """The end of a note that an earlier model was better"""
+        best = best_path(self.out)
+        if self.options.keep_best and os.path.exists(best):
+            return f"; {best} is the model of that step"
+        return f"; --keep-best keeps the model of that step, in {best}"
+
+    def checkpoint(self, best=False):
+        """Writes the checkpoint; with best=True, the model without moments in NAME_best.bin.
+        The first save of a new run always writes the checkpoint, too.  Otherwise a new best model
+        would lie beside the checkpoint of an older run, or beside none that --resume can use."""
+        s = self.state
+        s.elapsed = self.elapsed()
+        flat, *moments = self.model.buffers()
+        if not (best and self.has_saved):
+            self.write_file(self.out, flat, moments)
+            self.has_saved = True
+            self.log.replace_older(s)
+        if best:
+            self.write_file(best_path(self.out), flat)
+
+    def write_file(self, path, flat, moments=()):
         try:
             write_checkpoint(path, self.model.cfg, self.tokenizer, self.state, flat, moments)
         except MemoryError as e:             # for copies of the moments, or a long reference
             raise WriteError(f"cannot write {path}: out of memory ({e}); "
                              f"close other programs") from e
-
-    def save_if_possible(self, best=False):
-        """Saves during the run.  If the file cannot be written, for example because the disk is
-        full, the run continues until the next save.  With several GPUs, an error of another rank is
-        not a WriteError and ends the run."""
-        try:
-            self.save(best)
-        except WriteError as e:
-            note(f"step {self.state.step} is not saved: {e}; the run "
-                 f"continues and saves again in {counted(self.options.save_every, 'step')}")
 
     def continuation(self, n, prompt, temperature=Sampling.temperature):
         """The text sampled after a prompt's ids: up to n tokens, or up to the end token"""
@@ -222,85 +398,47 @@ class Run(TrainingLoop):
         prompt = self.tokenizer.encode_whole("\n")
         return self.continuation(n, prompt) if len(prompt) else ""
 
-    def record(self, **values):
-        line = json.dumps(values).encode() + b"\n"
-        self.log_file.write(line)            # it keeps what it cannot write, see `Log`
-        if not self.state.log_sha256:        # the same value as `log_identity`
-            self.state.log_sha256 = hashlib.sha256(line).hexdigest()
-        self.sinks.write(values, self)
-
-    def choose_log(self):
-        """The name of the file to log to.
-        With --force, an older checkpoint and its log stay until the first save of this run, so this
-        run begins its log under another name.  If a fresh run finds a log but no checkpoint, the
-        old log is renamed and kept."""
-        if self.is_resumed:
-            restore_log(self.log, self.state.log_sha256)
-        elif os.path.exists(self.out):
-            self.pending_log = free_log(self.log)
-            if os.path.exists(self.log):
-                note(f"the log is {self.pending_log}; it replaces {self.log} when the first "
-                     f"checkpoint is saved")
-        else:
-            keep_aside(self.log)
-        return self.pending_log or self.log
-
-    def open_log(self, path):
-        """Opens the log, also after a rename: some systems cannot rename an open file.  Records
-        that could not be written yet move to the log that is opened."""
-        kept = self.log_file.kept if self.log_file else ()
-        self.log_file = self.closing_log.enter_context(open_log(path, self.state.step, kept))
-        if not kept:                         # else its first line may be one that was kept
-            self.state.log_sha256 = log_identity(path)
-
-    def replace_log(self):
-        """After the first save of this run, gives its log the final name, and so replaces the older
-        log.  If the run is interrupted in between, or the rename fails, --resume does it."""
-        if self.pending_log:
-            self.closing_log.close()
-            with contextlib.suppress(OSError):
-                os.replace(self.pending_log, self.log)
-                self.pending_log = None
-            self.open_log(self.pending_log or self.log)
-
-    def where_best_is(self):
-        """The end of a note that an earlier model was better"""
-        best = best_path(self.out)
-        if self.options.keep_best and os.path.exists(best):
-            return f"; {best} is the model of that step"
-        return f"; --keep-best keeps the model of that step, in {best}"
-
-    def validate_all(self):
-        """The final validation, in words"""
-        (n, T), rows = self.data.validation.tokens.shape, self.final_rows()
-        if rows == n:
-            return f"{self.validate()} on {self.scope}"
-        return (f"{self.validate(rows)} on {rows:,} of {n:,} held-out windows of {T:,} tokens, "
-                f"spread evenly")
-
+    # ---- from the first step to the last
     def go(self):
         """Trains from the current step to the last one or Ctrl-C, saves, and prints a summary."""
         s = self.state
-        with (output_may_fail(), contextlib.closing(self.sinks),
-              contextlib.ExitStack() as self.closing_log, signals_caught() as caught):
-            self.open_log(self.choose_log())
-            self.began = time.perf_counter() - s.elapsed         # --resume continues the clock
+        with output_may_fail(), contextlib.closing(self.log), signals_caught() as caught:
+            self.log.begin(s, self.is_resumed)
+            self.start_clock()
             try:
-                self.train(caught)
-                complete = s.n_steps is not None and s.step >= s.n_steps
-                final = self.validate_all() if complete else ""
+                if s.step == 0 and self.validates_first:
+                    self.validate()
+                train(self, self.stopping(caught))
+                complete = self.step >= self.n_steps
+                final = self.final_validation() if complete else ""
                 overdone = self.compare_last() if complete else ""
-                self.save()
+                self.checkpoint()
                 if not (complete and self.data.steps):   # steps of a run by minutes: planned late
-                    end = {"step": s.step, "n_steps": s.n_steps, STOPPED: not complete}
-                    self.log_file.write(json.dumps(end).encode() + b"\n")
+                    self.log.write_end(s, complete)
             except (OSError, MemoryError):   # a closed pipe, a file cut short: save, then report it
                 if not self.updating:
-                    self.save()
+                    self.checkpoint()
                 raise
             finally:
-                self.log_file.end()
+                self.log.file.end()
             self.summarize(complete, final, overdone)
+
+    def start_clock(self):
+        """Starts or continues the time of training."""
+        self.began = time.perf_counter() - self.state.elapsed
+        self.progress = Progress(self.elapsed())
+
+    def stopping(self, caught):
+        """What ends the training loop when it is not empty: the signals so far"""
+        return caught
+
+    def final_validation(self):
+        """The final validation, in words"""
+        (n, T), rows = self.data.validation.tokens.shape, self.plan.final_rows(self.state.n_steps)
+        if rows == n:
+            return f"{self.measure()} on {self.scope}"
+        return (f"{self.measure(rows)} on {rows:,} of {n:,} held-out windows of {T:,} tokens, "
+                f"spread evenly")
 
     def summarize(self, complete, final, overdone):
         """Prints how the run has ended, and what to do next."""
@@ -320,6 +458,7 @@ class Run(TrainingLoop):
                   f"{printable(shlex.quote(self.out))}")
 
 # ---- start and resume
+
 def print_done(out, s, engine):
     advice = printable(f"{typed(engine.program)} {engine.talk} {shlex.quote(out)}")
     print(f"{printable(out)} is complete: {s.step:,} of {counted(s.n_steps or s.step, 'step')}.  "

@@ -22,9 +22,10 @@ from nanoeuler_parts.flags import arg, model_name, out, RUN, SHAPE, typed
 from nanoeuler_parts.runs.guards import (
     best_path, need_free_best, need_memory, need_source, NEW_RUN, note_slow_run,
 )
-from nanoeuler_parts.runs.loop import ON
-from nanoeuler_parts.runs.options import RunOptions, TrainOptions
+from nanoeuler_parts.runs.options import TrainOptions
+from nanoeuler_parts.runs.plan import steps_planned
 from nanoeuler_parts.runs.run import print_done, Run
+from nanoeuler_parts.runs.schedule import ON
 
 def print_more(run, out, s, options, chosen, engine):
     """Prints how a run that is complete continues.  chosen: the settings that the user gave"""
@@ -69,55 +70,70 @@ def resumed(run, out, preset, file, chosen):
          f"so it cannot be resumed; {NEW_RUN}")
     if file is not None:
         need_source(file, out, start.state)
-    stored = RunOptions.when_missing | run.Options.when_missing | start.state.options
-    has = {f.name for f in fields(run.Options)}
-    optimizer = stored.get("optimizer", "adamw")
-    settings = {name: value for name, value in stored.items()
-                if name in has or name not in ENGINE_SETTINGS}
-    need(start.state.options and settings.keys() <= has,
-         f"{out} was not made by {run.verb}; {NEW_RUN}")
-    with reading(f"{out} was not made by {run.verb}", NEW_RUN):
-        old = run.Options(**settings).check()
-    need("optimizer" in has or optimizer == "adamw",
-         f"{out} was trained with {optimizer}, which this program lacks; resume with nanoeuler.py")
+    old = options_in(run, out, start.state)
     if "data" in chosen:
         digest = run.digest_of(chosen["data"], old)
         need(digest == start.state.text_sha256, f"{out} trains on {old.data}, and the contents of "
              f"{chosen['data']} differ; {NEW_RUN}")
+    need_same(out, asdict(start.cfg) | asdict(old), asked_for(chosen, preset, start.cfg, old))
+    options = old.changed(**free_settings(chosen, old))
+    if has_new_length(chosen, old):
+        start = start._replace(state=lengthened(out, start.state, options, chosen))
+    return start, options
+
+def options_in(run, out, state):
+    """The options that the checkpoint of a run stores"""
+    has = {f.name for f in fields(run.Options)}
+    stored = run.Options.when_missing | state.options
+    settings = {name: value for name, value in stored.items()
+                if name in has or name not in ENGINE_SETTINGS}
+    need(state.options and settings.keys() <= has, f"{out} was not made by {run.verb}; {NEW_RUN}")
+    with reading(f"{out} was not made by {run.verb}", NEW_RUN):
+        options = run.Options(**settings).check()
+    optimizer = stored.get("optimizer", "adamw")
+    need("optimizer" in has or optimizer == "adamw",
+         f"{out} was trained with {optimizer}, which this program lacks; resume with nanoeuler.py")
+    return options
+
+def asked_for(chosen, preset, cfg, old):
+    """{name: value} of the shape and the settings that the user asks for: those of a preset, and
+    the flags.  cfg, old: those of the run, whose rows may be shorter than its context"""
     asked = dict(chosen)
     if preset:
-        of_preset = {k: v for k, v in asdict(PRESETS[preset]).items()
-                     if k not in PRESET_MAY_DIFFER}
+        of_preset = {name: value for name, value in asdict(PRESETS[preset]).items()
+                     if name not in PRESET_MAY_DIFFER}
         asked = of_preset | chosen
-    if "seq_len" in asked and start.cfg.seq_len == stored.get("row_len"):    # sft's rows set it
-        asked["seq_len"] = max(asked["seq_len"], start.cfg.seq_len)
-    if "seq_len" in asked and asked["seq_len"] == stored.get("row_len"):
-        del asked["seq_len"]                 # with --init, it is the length of a row
-    for name, value in (asdict(start.cfg) | asdict(old)).items():
+    if "seq_len" in asked and old.row_len:
+        if cfg.seq_len == old.row_len:       # sft's rows set it
+            asked["seq_len"] = max(asked["seq_len"], cfg.seq_len)
+        if asked["seq_len"] == old.row_len:  # with --init, it is the length of a row
+            del asked["seq_len"]
+    return asked
+
+def need_same(out, of_run, asked):
+    """Rejects a setting that differs from that of the run and is not in FREE."""
+    for name, value in of_run.items():
         other = as_typed(name, asked.get(name)).removeprefix(f"{flag_of(name)} ")
         need(name in FREE or asked.get(name, value) == value, f"{out} was started with "
              f"{as_typed(name, value)}, not {other}; drop the flag, or {NEW_RUN}")
-    new_length = any(name in LENGTH and chosen[name] != getattr(old, name) for name in chosen)
-    free = {name: value for name, value in chosen.items() if name in FREE}
-    if new_length:
-        free = {"steps": None, **free}       # old steps would override new minutes or epochs
-    options = old.changed(**free)
-    if new_length:
-        done = start.state.step
-        longer = not options.steps or options.steps > done
-        if longer and start.state.n_steps and done >= start.state.n_steps:
-            note(f"{out} was complete after {counted(done, 'step')}; the run continues, and "
-                 f"the learning rate rises again")
-        n_steps = steps_planned(start.state, options) if "minutes" in chosen else None
-        start = start._replace(state=replace(start.state, n_steps=n_steps, mtp_phase=ON))
-    return start, options
 
-def steps_planned(state, options):
-    """Total number of steps in --minutes, at the pace so far; None if no time was measured"""
-    if not state.elapsed:
-        return None
-    at_this_pace = state.step * 60 * options.minutes / state.elapsed
-    return max(state.step, int(min(at_this_pace, 1 << 40)))
+def has_new_length(chosen, old):
+    return any(name in LENGTH and chosen[name] != getattr(old, name) for name in chosen)
+
+def free_settings(chosen, old):
+    """The settings in FREE that the user changes.  Old steps would override new minutes or epochs.
+    """
+    free = {name: value for name, value in chosen.items() if name in FREE}
+    return {"steps": None, **free} if has_new_length(chosen, old) else free
+
+def lengthened(out, state, options, chosen):
+    """The State of a run that gets a new length, in steps, minutes or epochs"""
+    longer = not options.steps or options.steps > state.step
+    if longer and state.n_steps and state.step >= state.n_steps:
+        note(f"{out} was complete after {counted(state.step, 'step')}; the run continues, and "
+             f"the learning rate rises again")
+    n_steps = steps_planned(state, options) if "minutes" in chosen else None
+    return replace(state, n_steps=n_steps, mtp_phase=ON)
 
 def fresh(run, preset, file, chosen):
     """(Checkpoint, options) of a new run, from a preset or from the weights in a file"""
@@ -127,15 +143,18 @@ def fresh(run, preset, file, chosen):
     if file is not None:
         need(not preset, f"{file} has its own shape; drop {preset}, or drop --init")
         start = from_weights(run, file)
-    shape = {k: v for k, v in chosen.items() if hasattr(start.cfg, k)}
-    settings = {k: v for k, v in chosen.items() if k not in shape}
-    if file is not None:
-        fit = fit_row if run.kind else fit_shape
-        fit(file, start.cfg, shape, settings)
-    options, cfg = run.Options.chosen(**settings), replace(start.cfg, **shape).check()
+    shape = {name: value for name, value in chosen.items() if hasattr(start.cfg, name)}
+    settings = {name: value for name, value in chosen.items() if name not in shape}
+    if file is not None and run.kind:        # sft and dpo: --seq-len also sets the length of a row
+        settings = {"row_len": shape["seq_len"], **settings} if "seq_len" in shape else settings
+    elif file is not None:
+        row_len = row_length_of(file, start.cfg, shape)
+        shape = {**shape, "seq_len": max(start.cfg.seq_len, row_len)}
+        settings = {**settings, "row_len": row_len}
+    options = run.Options.chosen(**settings)
     if file is not None and not run.kind:
-        for name in {"lr", "muon_lr"} & vars(options).keys() - chosen.keys():
-            setattr(options, name, INIT_RATE * getattr(options, name))
+        options = with_lower_rates(options)
+    cfg = replace(start.cfg, **shape).check()
     need_memory(cfg)
     return start._replace(cfg=cfg), options
 
@@ -156,23 +175,23 @@ def from_weights(run, file):
         kind=run.kind or s.kind, bos=s.bos, eos=s.eos, stops=s.stops, template=template,
         source=shown_name(file), source_sha256=sha256_of(file)))
 
-def fit_row(file, cfg, shape, settings):
-    """For `sft` and `dpo`: --seq-len also sets the length of a row."""
-    if "seq_len" in shape:
-        settings.setdefault("row_len", shape["seq_len"])
-
 # With --init: tokens of a row, unless --seq-len is given, and the share of a new model's learning
 # rates that is the default (bench/NOTES.md)
 LONGEST_ROW, INIT_RATE = 1024, 0.1
 
-def fit_shape(file, cfg, shape, settings):
-    """For `train --init`: the model keeps its shape.  --seq-len sets the length of a row, and
-    extends the context if it is longer."""
+def row_length_of(file, cfg, shape):
+    """Tokens of a row for `train --init`.  The model keeps its shape; --seq-len sets the length of
+    a row, and extends the context if it is longer."""
     for name in shape.keys() - {"seq_len"}:
         need(shape[name] == getattr(cfg, name), f"{file} has {flag_of(name)} {getattr(cfg, name)}, "
              f"not {shape[name]}; drop the flag, or drop --init")
-    settings["row_len"] = shape.get("seq_len", min(cfg.seq_len, LONGEST_ROW))
-    shape["seq_len"] = max(cfg.seq_len, settings["row_len"])
+    return shape.get("seq_len", min(cfg.seq_len, LONGEST_ROW))
+
+def with_lower_rates(options):
+    """The options of `train --init`, whose learning rates are lower unless the user sets them"""
+    rates = {name: INIT_RATE * getattr(options, name) for name in ("lr", "muon_lr")
+             if hasattr(options, name) and name not in options.given}
+    return options.derived(**rates)
 
 def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=None, **chosen):
     """Starts a run from a preset or from the weights in a file, or resumes the run `out`.

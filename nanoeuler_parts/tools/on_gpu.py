@@ -4,7 +4,7 @@ This module needs no GPU and no numba-cuda until a verb runs, so `--help` works 
 """
 import argparse
 import os
-from dataclasses import dataclass, fields, make_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import nanoeuler as ne
@@ -18,26 +18,9 @@ from nanoeuler_parts.flags import arg, MODEL, RUN, SHAPE
 from nanoeuler_parts.gpu.doctor import links_found, nccl_found, report
 from nanoeuler_parts.gpu.place import PLACE
 from nanoeuler_parts.runs import run
-from nanoeuler_parts.runs.options import FLOOR_HELP, OptimizerOptions, TEXT_HELP, TextOptions
+from nanoeuler_parts.runs.options import options_class
 from nanoeuler_parts.runs.start import INIT, launch
 from nanoeuler_parts.tuning import dpo, sft
-
-@dataclass
-class OnGpu:
-    """Settings of training on the GPU: additions to the CPU's, and other defaults"""
-    dtypes = "bf16", "f32", "f64"
-    when_missing = {}  # no values of its own for settings that a checkpoint lacks
-    save_every: int = ne.setting(5000, 1, 1 << 40, "number of steps between checkpoints")
-    dtype: str = ne.setting("bf16", 0, 0, "precision: bf16 (activations and the inputs of products "
-                            "in bfloat16), f32 or f64")
-    matmul: str = ne.setting("wgmma", 0, 0, "fastest kernel path that may be used: wgmma (Hopper's "
-                             "tensor cores), mma (tensor cores) or portable (plain Numba); a GPU "
-                             "that does not support a path uses the next one")
-    recompute: bool = ne.setting(False, 0, 0, "activation checkpointing: keep only the input of "
-                                 "each layer, and recompute the rest in the backward pass; slower, "
-                                 "with less memory")
-    gpus: int = ne.setting(1, 1, 1024, "number of GPUs of this machine to train on, with one "
-                           "process each; ignored under a launcher such as torchrun")
 
 class CountsGpus:
     """A run that stores the number of its GPUs, and warns if --resume changes it"""
@@ -52,49 +35,15 @@ class CountsGpus:
         options.gpus = PLACE.size
         super().__init__(out, start, options, engine)
 
-# The defaults of `t` are for Muon: the best of a sweep with base on an H100 (bench/NOTES.md).  With
-# --optimizer adamw, these are different.
-ADAMW_DEFAULTS = {"lr": 6e-3, "weight_decay": 1.0, "floor": 0.02}
-ADAMW_DEFAULTS_SHOWN = ", ".join(f"{name} {value:g}" for name, value in ADAMW_DEFAULTS.items())
-
 class Run(CountsGpus, run.Run):
-    verb, preset, larger_data = "t", "base", "data/pretrain.txt"
+    verb, Options, preset, larger_data = "t", options_class("t"), "base", "data/pretrain.txt"
     most_final = 1 << 21                     # a GPU reads more in the same time
 
-    @dataclass
-    class Options(OnGpu, OptimizerOptions):
-        when_missing = {"optimizer": "adamw", "newton_schulz": 5, "embedding_lr": 3.0}
-        defaults_with = {"adamw": ADAMW_DEFAULTS}
-        data: str = ne.setting(TextOptions.data, 0, 0, f"{TEXT_HELP}; if data/pretrain.txt "
-                               "exists, it replaces the default", several=True)
-        steps: int | None = ne.setting(10_000, 0, 1 << 40, "number of training steps; 0: train for "
-                                      "--minutes instead")
-        minutes: float = ne.setting(3.0, 0.01, 1e6, "minutes of training, over all resumed parts, "
-                                    "with the time in which kernels are compiled; used if the "
-                                    "number of steps is 0")
-        batch: int = ne.setting(32_768, 1, 1 << 40, "number of tokens per training step, rounded "
-                                "to whole sequences")
-        holdout: float = ne.setting(0.02, 0.0001, 0.9, "fraction of the text, at its end, held out "
-                                    "for validation")
-        warmup: int = ne.setting(200, 0, 1 << 40, "number of warm-up steps, in which the learning "
-                                 "rate rises linearly; 0: no warm-up")
-        lr: float = ne.setting(0.012, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / "
-                               "n_embd")
-        floor: float = ne.setting(0.0, 0, 1, FLOOR_HELP)
-        weight_decay: float = ne.setting(0.1, 0, 10, "decoupled weight decay, applied to matrices "
-                                         "only; 0: none")
-        optimizer: str = ne.setting("muon", 0, 0, "muon: Muon for the layers' matrices, else AdamW;"
-                                    f" adamw: AdamW only, with defaults {ADAMW_DEFAULTS_SHOWN}")
-        muon_lr: float = ne.setting(0.008, 1e-9, 10, "peak learning rate of Muon")
-        momentum: float = ne.setting(0.95, 0, 0.9999, "coefficient of Muon's Nesterov momentum")
-        newton_schulz: int = ne.setting(5, 1, 20, "number of Newton-Schulz iterations by which "
-                                        "Muon orthogonalizes an update")
-
 class SftRun(CountsGpus, sft.SftRun):
-    verb, Options = "s", make_dataclass("Options", (), bases=(OnGpu, sft.SftOptions))
+    verb, Options = "s", options_class("s", sft.ChecksColumns)
 
 class DpoRun(CountsGpus, dpo.DpoRun):
-    verb, Options = "d", make_dataclass("Options", (), bases=(OnGpu, dpo.DpoOptions))
+    verb, Options = "d", options_class("d", dpo.ChecksPairs)
 
 def device_verb(verb, **engine):
     """Returns the function of a verb that runs on the GPU: it opens the GPU, then calls `verb`.

@@ -1,18 +1,20 @@
 """The verb `dpo`: direct preference optimization on pairs of answers (Rafailov et al. 2023)."""
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 
 import numpy as np
 
 from bpe import need
-from nanoeuler import setting
 from nanoeuler_parts.chat.templates import is_chatml
 from nanoeuler_parts.files.printing import counted, with_progress
 from nanoeuler_parts.flags import out, RUN
 from nanoeuler_parts.runs.guards import NEW_RUN
+from nanoeuler_parts.runs.options import options_class
 from nanoeuler_parts.runs.start import launch
-from nanoeuler_parts.tuning.sft import CONTEXT, has_chatml, SftRun, start_argument, TuningOptions
+from nanoeuler_parts.tuning.sft import (
+    ChecksColumns, CONTEXT, has_chatml, SftRun, start_argument,
+)
 
 def dpo_loss(ce, reference, beta):
     """loss = -log sigmoid(m),   m = beta (log pi(y)/ref(y) - log pi(y')/ref(y'))
@@ -33,20 +35,10 @@ def dpo_loss(ce, reference, beta):
                         kl=-log_ratio[:, 0].mean())
     return measures, np.stack((slope, -slope), 1).ravel()
 
-@dataclass
-class DpoOptions(TuningOptions):
-    data: str = setting("data/preferences_sample.jsonl", 0, 0, "pairs to train on: JSON, JSON "
-                        "lines, CSV or Parquet; if data/preferences.jsonl exists, it replaces the "
-                        "default")
-    epochs: float = setting(1.0, 0.001, 1e6, "number of passes over the training pairs; used if "
-                            "the number of steps is 0")
-    lr: float = setting(3e-5, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
-    beta: float = setting(0.1, 1e-9, 1e9, "strength of the pull towards the reference, the model "
-                          "at step 0; larger: stays closer")
-    nll: float = setting(0.0, 0, 1e3, "weight of -log pi(chosen) per token, added to the loss but "
-                         "not to the loss shown; 0: none")
-
+class ChecksPairs(ChecksColumns):
     answers = ["chosen", "rejected"]
+
+DpoOptions = options_class("dpo", ChecksPairs)
 
 class DpoRun(SftRun):
     """Direct preference optimization: the loop of `SftRun` on pairs of responses, with `dpo_loss`.
@@ -114,7 +106,7 @@ class DpoRun(SftRun):
         """Runs an extra forward pass, because the weight of a row depends on both responses of its
         pair.  The option nll adds nll * mean(CE(y) / tokens of y) over the pairs to the loss."""
         o, learned = self.options, self.data.batches
-        rows = learned.pick(self.state.step * self.B, self.B)
+        rows = learned.pick(self.step * self.B, self.B)
         ce = self.losses(learned, rows)
         weight = np.zeros((self.B, len(targets)))        # heads 1.. get no weight
         measures, weight[:, 0] = dpo_loss(ce, self.learned_reference[rows], o.beta)
@@ -127,12 +119,12 @@ class DpoRun(SftRun):
         return (f"{self.shorter()}, more pairs, or "
                 f"{f'a larger --nll than {nll:g}' if nll else '--nll 1'}")
 
-    def validate(self, rows=None):
+    def measure(self, rows=None):
         """Reports bits per byte of the chosen responses, and the loss of all held-out pairs."""
-        text = super().validate(rows)
+        text = super().measure(rows)
         ce = self.all_losses(self.data.responses)
         measures, _ = dpo_loss(ce, self.tested_reference, self.options.beta)
-        self.record(step=self.state.step, **{f"val_{k}": v for k, v in measures.items()})
+        self.write(step=self.state.step, **{f"val_{k}": v for k, v in measures.items()})
         return f"{self.line.format(**measures)}  {text} of the chosen answers"
 
 def dpo_verb(add):

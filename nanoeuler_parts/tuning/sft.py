@@ -5,15 +5,15 @@ import math
 import os
 import sys
 from bisect import bisect_left
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import partial
 
 import numpy as np
 
 from bpe import need
-from nanoeuler import CHATML, CHATML_TOKENS, setting
+from nanoeuler import CHATML, CHATML_TOKENS
 from nanoeuler_parts.chat.templates import (
-    alpaca_instruction, default_system, is_alpaca, is_chatml, TEMPLATES,
+    alpaca_instruction, default_system, is_alpaca, is_chatml,
 )
 from nanoeuler_parts.checkpoint.bundled import beside_program, BUNDLED
 from nanoeuler_parts.checkpoint.file import sha256_of
@@ -22,9 +22,8 @@ from nanoeuler_parts.files.texts import encode_cut
 from nanoeuler_parts.flags import arg, model_name, out, RUN, SHAPE
 from nanoeuler_parts.runs.data import DataSet, Validation
 from nanoeuler_parts.runs.guards import need_data
-from nanoeuler_parts.runs.loop import ESTIMATE, FEWEST
-from nanoeuler_parts.runs.options import KEEP_BEST, RunOptions
-from nanoeuler_parts.runs.run import Run
+from nanoeuler_parts.runs.options import options_class
+from nanoeuler_parts.runs.run import ESTIMATE, FEWEST, Run
 from nanoeuler_parts.runs.start import launch
 from nanoeuler_parts.tuning.examples import (
     answered_in, asked_in, columns_of, cut_versions, held_out, is_conversation, prompt_of,
@@ -44,53 +43,16 @@ def start_argument(run):
 
 FEWEST_TO_HOLD_OUT = 30                  # of fewer examples, all are for training
 
-@dataclass
-class TuningOptions(RunOptions):
-    """Settings that `sft` and `dpo` share."""
-    holdout: float = setting(0.02, 0, 0.5, "fraction of the questions held out for validation; of "
-                             f"fewer than {FEWEST_TO_HOLD_OUT} examples, none are held out unless "
-                             "this flag is given; 0: none, validate on the default examples")
-    row_len: int = setting(0, 0, 1 << 17, "longest training example, in tokens; 0: --seq-len if "
-                           "given, else as the examples need, up to 2048")
-    truncate: bool = setting(False, 0, 0, "shorten conversations that are longer than a row, or "
-                             "than the model's context: their oldest exchanges are dropped; "
-                             "otherwise they are left out")
-    ignore: list = field(default_factory=list, metadata={
-        "help": "name of a field of the examples or of their messages to ignore, although it may "
-                "change what is learned; may be given several times", "metavar": "NAME"})
-    field: list = field(default_factory=list, metadata={
-        "help": "NAME=COLUMN: the column of the file that holds a field, as in "
-                "instruction=question; may be given several times", "metavar": "NAME=COLUMN"})
-
-    answers = ["output"]                     # the keys of the R responses
+class ChecksColumns:
+    """Settings whose `field` names columns that hold a question or one of the R answers"""
+    answers = ["output"]                     # the keys of the answers
 
     def check(self):
         super().check()
         columns_of(self.field, self.answers)
         return self
 
-@dataclass
-class SftOptions(TuningOptions):
-    data: str = setting("data/instructions.json", 0, 0, "examples to train on: JSON, JSON "
-                        "lines, CSV or Parquet; if data/alpaca.json exists, it replaces the "
-                        "default")
-    epochs: float = setting(3.0, 0.001, 1e6, "number of passes over the training examples; used "
-                            "if the number of steps is 0")
-    lr: float = setting(2e-3, 1e-9, 1, "base learning rate of AdamW; multiplied by 128 / n_embd")
-    mtp_weight: float = setting(0.3, 0, 10, "weight of the mean loss of the auxiliary heads "
-                                "(multi-token prediction); 0: train head 0 only")
-    cuts: float = setting(0.0, 0, 0.5, "fraction of words split from their leading space, so that "
-                          "the model learns their spelling; each of the first 16 epochs splits "
-                          "other words; 0: none")
-    template: str = setting("", 0, 0, "chat template: alpaca or chatml; empty: a chat model keeps "
-                            "its own, and a base model gets chatml for messages and alpaca for "
-                            "single questions")
-    keep_best: bool = setting(False, 0, 0, KEEP_BEST)
-
-    def check(self):
-        need(self.template in TEMPLATES, f"--template is {self.template}, expected alpaca "
-             f"or chatml")
-        return super().check()
+SftOptions = options_class("sft", ChecksColumns)
 
 @dataclass
 class ExampleSet(DataSet):
@@ -129,7 +91,6 @@ class SftRun(Run):
     begins_with, made_by = "nanoeuler.bin", "train"
     larger_data, length_flag = "data/alpaca.json", "--epochs"
     held_scope, most_final = "all held-out responses", sys.maxsize
-    last_loss = math.inf                     # of the latest step: cross-entropy of head 0, in nats
     overdone = "has memorized the training examples", "how to answer others"     # and forgets
     minimizes_bits = True                    # dpo does not, so a small rise of bits is normal
     answers = SftOptions.answers             # the keys of the R responses
@@ -195,7 +156,7 @@ class SftRun(Run):
         lengths = [tokens_of(rows) for _, rows in self.encoded]
         longest = max((n for n in lengths if n <= most), default=most)
         T = min(-(-max(1, longest) // 32) * 32, most)
-        s.options["row_len"] = self.options.row_len = T
+        self.set_option("row_len", T)
         return T
 
     def cut_longer(self, T, tokenizer):
@@ -258,7 +219,7 @@ class SftRun(Run):
         n_long, n_empty = len(self.encoded) - len(fits), len(fits) - len(usable)
         self.need_usable(len(usable), n_long, n_empty)
         if not s.text_sha256 and "holdout" not in o.given and len(usable) < FEWEST_TO_HOLD_OUT:
-            o.holdout = s.options["holdout"] = 0.0
+            self.set_option("holdout", 0.0)
         held = [held_out(example, o.holdout) for example, _ in usable]
         if o.holdout and not any(held):      # hold out one
             hashes = [question_hash(example) for example, _ in usable]
@@ -317,9 +278,7 @@ class SftRun(Run):
         if not self.state.text_sha256:       # suit a short run, which may have a few steps only
             suited = {"warmup": max(1, steps // 10), "eval_every": max(5, steps // 4)}
             for name in suited.keys() - o.given:
-                suited[name] = min(getattr(o, name), suited[name])
-                setattr(o, name, suited[name])
-                self.state.options[name] = suited[name]
+                self.set_option(name, min(getattr(o, name), suited[name]))
 
         def copied(cuts, copies):
             """The training rows of all copies, each copy cut elsewhere.  If a cut makes a row too
@@ -369,10 +328,6 @@ class SftRun(Run):
         if others:
             self.scope = f"{len(others)} other examples of {self.Options.data}"
         return held, others or train
-
-    def record(self, **values):
-        self.last_loss = values.get("loss", self.last_loss)
-        super().record(**values)
 
     def note_of_end(self, n, estimate):
         """A note if the examples are memorized and the model forgets, or else if it overfits.
