@@ -9,8 +9,8 @@ How to read this file
     I also runs alone, with bpe.py, which splits text into tokens.
     Part II computes the same sums faster, with tiles, blocks, threads and batches, and adds the
     optimizer Muon.  Most of its sections say which functions of Part I they replace.
-    Part III is what surrounds a model: runs that can be resumed, conversations, the command line.
-    Everything else is in the folder nanoeuler_parts.
+    What surrounds a model, such as runs that can be resumed, conversations and the command line, is
+    in the folder nanoeuler_parts, which Part III calls.
 
     python nanoeuler.py train [small|big]      train on data/shakespeare.txt, write nanoeuler.bin
     python nanoeuler.py sft [FILE]             train it to answer, write nanoeuler_chat.bin
@@ -38,7 +38,7 @@ Contents
     4.3  RMSNorm                              17   Batched decoding: slots and rows
     4.4  RoPE                                 18   Replies: batches, draft tokens
     4.5  Attention
-    4.6  SwiGLU                               Part III, what surrounds a model
+    4.6  SwiGLU                               Part III, the way to nanoeuler_parts
     4.7  Cross-entropy                        19   Command line and Python
     4.8  Biases and norms of q and k
     5    Model: forward, loss, backward
@@ -3563,7 +3563,7 @@ def generate_many(reader, replies, pace=None):
             free.append(reply.slot)
             yield number, reply
 
-# ======== Part III: what surrounds a model ========
+# ======== Part III: the way to nanoeuler_parts ========
 # Everything else is in the folder nanoeuler_parts, whose __init__.py lists it: the command line in
 # cli.py, training runs that can be resumed in runs/, conversations in chat/, files in checkpoint/.
 

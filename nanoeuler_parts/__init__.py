@@ -1,17 +1,29 @@
-"""Everything that NanoEuler needs besides the model, its training and the chat.
+"""Everything that NanoEuler needs besides the model, its training loop and its decoders.
 
+The programs stand on these:
     machine/       vectors in LLVM, bfloat16, threads, compiled kernels on disk
-    files/         safetensors, atomic writes, logs and locks, training texts and token files
-    interchange/   Hugging Face, GGUF, int8, third-party chat templates
-    serve/         the HTTP server and its pages
-    tuning/        sft, dpo, and the examples that they read
-    tools/         answers to a file of prompts, the lens, loss curves, the facts of a checkpoint
+    files/         safetensors, atomic writes, logs and locks, texts, settings, printed lines
     tokenizers/    splitting patterns of other models, SentencePiece
     gpu/           GPU: launches, graphs, and numbers in kernels
+
+These stand on nanoeuler.py, each on those above it:
+    checkpoint/    checkpoints with moments, bfloat16 and int8; the bundled model
+    flags.py       flags that verbs share
+    kernels.py     the kernels that are compiled in advance
+    chat/          conversations: templates, sampling, the terminal, JSON mode, choice of a model
+    runs/          training runs: settings, data, schedule, length, log, checkpoints, --resume
+    tuning/        sft, dpo, and the examples that they read
+    interchange/   Hugging Face, GGUF, int8
+    tools/         lens, eval, plot, list, info; the verbs of nanoeuler_cuda.py
+    serve/         the HTTP server and its pages
+    cli.py         the table of verbs, and the command line
+
+And these on nanoeuler_cuda.py:
     tensor_cores/  GPU: products, attention and decoding on tensor cores
     ranks/         several GPUs that train one model
 
-nanoeuler.py and nanoeuler_cuda.py are the programs.  They import these modules.  To understand the
-model, read the programs; section 3 of nanoeuler_cuda.py lists the functions of gpu/numbers.py.
+To understand the model, read nanoeuler.py and nanoeuler_cuda.py; section 3 of the latter lists the
+functions of gpu/numbers.py.  Modules import from above, and the list UPWARD in tests/test_layout.py
+has the few functions that import from below when they are called.
 """
 __version__ = "0.1.0"        # that of nanoeuler.py, which compares them

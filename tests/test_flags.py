@@ -15,7 +15,7 @@ from nanoeuler_parts.chat.sampling import ChatSampling
 from nanoeuler_parts.cli import add_verbs, Parser, VERBS
 from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.machine.threads import use_threads
-from nanoeuler_parts.runs.options import TrainOptions
+from nanoeuler_parts.runs.options import options_class, TrainOptions
 from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.runs.start import as_typed
 from nanoeuler_parts.tools.evaluation import EvalOptions
@@ -420,6 +420,14 @@ def test_a_text_in_place_of_a_preset(text, elsewhere, capsys):
     (elsewhere / "s t.txt").write_bytes(text.read_bytes())
     refused(capsys, "train", "s t.txt", words=["did you mean --data 's t.txt'?"])
     refused(capsys, "train", "huge", words=["expected one of", "name a text file with --data"])
+
+
+@pytest.mark.parametrize("verb", ["train", "t"])
+def test_the_help_of_the_optimizer_names_the_defaults_that_adamw_has(verb):
+    options = options_class(verb)
+    _, _, named = options.options["optimizer"].help.partition("with defaults ")
+    stated = dict(part.split() for part in named.split(", "))
+    assert {name: float(value) for name, value in stated.items()} == options.with_adamw
 
 
 def test_a_preset_may_be_a_flag(monkeypatch, capsys):

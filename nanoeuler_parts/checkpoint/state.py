@@ -28,7 +28,7 @@ class State(Settings):
     bits_per_byte: float | None = None         # of the latest validation
     best: float | None = None  # the lowest validation on ESTIMATE rows, and its step
     best_step: int = 0
-    mtp_phase: int = 0         # of the auxiliary heads: ON, OFF or ON_AGAIN (section 20)
+    mtp_phase: int = 0         # of the auxiliary heads: ON, OFF or ON_AGAIN
     log_sha256: str = ""       # of the first line of the run's log: `log_identity`
     text_sha256: str = ""      # of the training data; "" marks a fresh run, until `Run.__init__`
                                # has loaded the data

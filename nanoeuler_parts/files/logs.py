@@ -1,7 +1,7 @@
 """The log of a training run, its name, and the locks that keep two runs apart.
 
 A log has one JSON record per line: the losses of a step, or a validation.  nanoeuler.py writes logs
-(section 23), and `plot` reads them.
+(runs/log.py), and `plot` reads them.
 """
 import contextlib
 import errno

@@ -4,7 +4,7 @@ from typing import Protocol
 from nanoeuler import Config
 
 class Engine(Protocol):
-    """The interface of a model that can be trained: `Model` above, or the one of nanoeuler_cuda.py.
+    """The interface of a model that can be trained: `Model` of nanoeuler.py or of nanoeuler_cuda.py.
     B sequences of T tokens, P = cfg.n_mtp heads, N parameters in the order of param_table."""
     cfg: Config
     program: str                             # the file with its command line
@@ -41,7 +41,7 @@ class Engine(Protocol):
         """The arrays that a checkpoint stores: p, m, v, each (N,) float32 on the host"""
 
     def decoder(self):
-        """A Decoder (section 17) of the current parameters, with an empty KV cache"""
+        """A Decoder of the current parameters, with an empty KV cache"""
 
     def device(self):
         """The device and dtype of the computation, in words"""
