@@ -4,7 +4,7 @@ from typing import Protocol
 from nanoeuler import Config
 
 class Engine(Protocol):
-    """The interface of a model that can be trained: `Model` of nanoeuler.py or of nanoeuler_cuda.py.
+    """The interface of a model that can be trained: Model of nanoeuler.py or nanoeuler_cuda.py.
     B sequences of T tokens, P = cfg.n_mtp heads, N parameters in the order of param_table."""
     cfg: Config
     program: str                             # the file with its command line
