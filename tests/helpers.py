@@ -194,8 +194,9 @@ def modules():
 
 
 def replace_everywhere(monkeypatch, name, value):
-    """Replaces a function of nanoeuler.py there and in each module that imports it by its name."""
-    original = getattr(ne, name)
+    """Replaces a function in the module that defines it and in those that import it by its name."""
+    [original] = [vars(module)[name] for module in modules()
+                  if getattr(vars(module).get(name), "__module__", "") == module.__name__]
     for module in modules():
         if vars(module).get(name) is original:
             monkeypatch.setattr(module, name, value)

@@ -95,7 +95,7 @@ def test_gradient_equals_pytorchs(nll):
     batches = SimpleNamespace(pick=lambda i, n: np.arange(i, i + n),
                               batch=lambda rows: (tokens[rows], targets[:, rows]))
     run = SimpleNamespace(
-        learned_reference=-reference, B=len(tokens), state=SimpleNamespace(step=0, micro_batch=2),
+        learned_reference=-reference, B=len(tokens), step=0, state=SimpleNamespace(micro_batch=2),
         model=model,
         data=SimpleNamespace(batches=batches),
         losses=lambda *args: DpoRun.losses(run, *args),

@@ -12,7 +12,8 @@ from helpers import TINY, put_together, random_flat, refused, run, take_apart, t
 import bpe
 import nanoeuler as ne
 from nanoeuler_parts.chat.models import models_in, newest_model
-from nanoeuler_parts.checkpoint.bundled import BUNDLED, SHIPPED
+from nanoeuler_parts.checkpoint import bundled
+from nanoeuler_parts.checkpoint.bundled import BUNDLED
 from nanoeuler_parts.files.safetensors import read_meta
 from nanoeuler_parts.flags import typed
 from nanoeuler_parts.tools.listing import age
@@ -80,7 +81,7 @@ def test_a_folder_without_models_says_how_to_train_one(here):
     assert "* bundled" in said and "no checkpoint found here; train one with:" in said
     assert f"{typed('nanoeuler.py')} train" in said
     assert [(x["file"], x["default"]) for x in listed()] == [("bundled", True)]
-    os.remove(SHIPPED)
+    os.remove(bundled.SHIPPED)
     assert told("list").startswith("\nno checkpoint found here") and listed() == []
 
 
@@ -94,7 +95,7 @@ def test_folders_are_listed_once_and_inner_ones_on_request(here):
     assert files("--recursive") == ["one/x.bin", "one/two/x.bin", "own.bin", "bundled"]
     assert not any(x["default"] for x in listed("one"))      # the newest model is own.bin
     assert "use this model" not in told("list", "one")
-    assert files(os.path.dirname(SHIPPED)) == ["bundled"]         # and not as a file, too
+    assert files(os.path.dirname(bundled.SHIPPED)) == ["bundled"]         # and not as a file, too
 
 
 def test_a_name_that_is_no_folder_is_rejected(here, capsys):

@@ -623,7 +623,7 @@ def test_the_template_that_is_chosen_is_learned(chosen, own, learned, base, tmp_
 def test_a_template_that_cannot_be_learned_is_refused(base, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(copy_of(base, tmp_path))
     start = ("sft", "--data", "add.json", "--template")
-    refused(capsys, *start, "llama", words=["--template is llama", "expected alpaca or chatml"])
+    refused(capsys, *start, "llama", words=["--template: expected alpaca or chatml, found llama"])
     c = ne.read_checkpoint("nanoeuler.bin")
     plain = bpe.train(b"to be or not to be" * 9, 257)
     flat = ne.init_params(cfg := ne.replace(c.cfg, vocab_size=257), 1)

@@ -507,13 +507,13 @@ def test_special_tokens_of_a_template(monkeypatch):
     def render_first(template, conversations, state, work):
         return [f"<s>{messages[0][1]}<sHello" for messages in conversations]
 
-    monkeypatch.setattr("nanoeuler_parts.chat.templates.render_each", render_first)
+    monkeypatch.setattr("nanoeuler_parts.chat.jinja.render_each", render_first)
     want = [two.specials["<s>"], *two.encode("Hello  there"), two.specials["<s"]]
     assert chat_ids("{{ it }}", HELLO[:1], STATE, two) == [*want, *two.encode("Hello")]
     plain = none.encode("<s>Hello  there<sHello").tolist()
     assert chat_ids("{{ it }}", HELLO[:1], STATE, none) == plain
     with pytest.raises(ne.UserError, match="--template"):
-        monkeypatch.setattr("nanoeuler_parts.chat.templates.render_each",
+        monkeypatch.setattr("nanoeuler_parts.chat.jinja.render_each",
                             lambda _, conversations, *more: [""] * len(conversations))
         chat_ids("{{ it }}", HELLO[:1], STATE, two)
 
