@@ -245,16 +245,43 @@ def draw(names, n, seed):
 
 
 # ---- what a change can reach
+def locals_of(tree):
+    """The names in functions that mean an argument or a variable of the function, as nodes"""
+    found = set()
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        inside = [node for part in function.body for node in ast.walk(part)]
+        names = [node for node in inside if isinstance(node, ast.Name)]
+        outer = {name for node in inside if isinstance(node, ast.Global | ast.Nonlocal)
+                 for name in node.names}
+        own = {x.arg for x in ast.walk(function.args) if isinstance(x, ast.arg)}
+        own |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        found |= {node for node in names if node.id in own - outer}
+    return found
+
+
+def imported_in(tree):
+    """{name: (the file from which it is imported, its name there)}"""
+    return {alias.asname or alias.name: (node.module.replace(".", "/") + ".py", alias.name)
+            for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+            for alias in node.names}
+
+
 class Names:
     """Which functions, classes and constants of the programs use which, by their names. That is
-    more than really happens, as two methods may share a name."""
+    more than really happens, as two methods may share a name. What a kernel may contain is known
+    more exactly: a name counts with the file that defines it, and a variable of a function, which
+    may be named like a function elsewhere, does not count."""
 
     def __init__(self):
         self.users = {}                      # name -> names of its users
-        self.compiled = {}                   # the same for what kernels can contain
+        self.compiled = {}                   # (file, name) -> those of its users, for kernels
         self.spans = {}                      # path -> [(first line, last line, name, is a class?)]
-        for path in [*product(True), *product(False)]:
-            tree = ast.parse((ROOT / path).read_bytes())
+        trees = {path: ast.parse((ROOT / path).read_bytes())
+                 for path in [*product(True), *product(False)]}
+        self.imported = {path: imported_in(tree) for path, tree in trees.items()}
+        for path, tree in trees.items():
             spans = self.spans[path] = []
             for node in ast.walk(tree):
                 if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -266,12 +293,20 @@ class Names:
                     for x in ast.walk(node):
                         if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store):
                             spans.append((node.lineno, node.end_lineno, x.id, False))
+            own = locals_of(tree)
             for node in ast.walk(tree):
                 used = node.id if isinstance(node, ast.Name) else getattr(node, "attr", None)
                 for name in self.around(path, node.lineno) if used else ():
                     self.users.setdefault(used, set()).add(name)
-                    if isinstance(node, ast.Name) and not self.in_class(path, node.lineno):
-                        self.compiled.setdefault(used, set()).add(name)
+                    if (isinstance(node, ast.Name) and node not in own and
+                            not self.in_class(path, node.lineno)):
+                        self.compiled.setdefault(self.defined(path, used), set()).add((path, name))
+
+    def defined(self, path, name):
+        """(file, name) where the name that this file uses is defined, which may be another file"""
+        while name in self.imported.get(path, ()):
+            path, name = self.imported[path][name]
+        return path, name
 
     def in_class(self, path, line):
         """Is the line in a class? No kernel contains code of a class."""
@@ -281,8 +316,9 @@ class Names:
     def kernels(self, path, line):
         """The names that a kernel may have if it contains this line, or was made by it"""
         if self.in_class(path, line):
-            return {}
-        return self.reached(self.around(path, line), users=self.compiled)
+            return set()
+        changed = [(path, name) for name in self.around(path, line)]
+        return {name for _, name in self.reached(changed, users=self.compiled)}
 
     def around(self, path, line):
         """The functions, classes and constants that contain a line, the innermost first"""

@@ -58,6 +58,17 @@ def test_kernels_are_those_that_contain_a_function(names):
     assert "attend" not in reached and not names.kernels("nanoeuler.py", first["Run"] + 1)
 
 
+def test_a_kernel_contains_functions_of_other_files_but_not_their_namesakes(names):
+    """`launch` of the command line is not the `launch` of the GPU's kernels, and a variable that is
+    named like a function does not use it."""
+    first = {(path, name): line for path, spans in names.spans.items()
+             for line, _, name, _ in spans}
+    for path, name in ("nanoeuler.py", "launch"), ("nanoeuler_parts/tuning/sft.py", "shown"):
+        assert not {"adamw", "decode_step", "run_batch"} & names.kernels(path, first[path, name])
+    tile = "nanoeuler_parts/machine/tile.py"
+    assert {"run_batch", "decode_step", "muon"} <= names.kernels(tile, first[tile, "tile"])
+
+
 def test_the_most_likely_tests_come_first(names):
     change = mutants.draw([PLOT], 1, 1)[0]
     assert mutants.ordered(change, names)[0].name == "test_plot.py"
