@@ -364,10 +364,23 @@ def test_another_pattern_is_rejected_with_its_beginning():
         "single": [{"SpecialToken": {"id": "[tool]"}}, {"Sequence": {"id": "A"}}]})
     rejected(root, "begins with the ids [702]")
     root["post_processor"] = None
-    root["added_tokens"][-1].update(normalized=True)
-    rejected(root, "has the flag normalized")
-    root["added_tokens"][-1].update(normalized=False, lstrip=True)
-    rejected(root, "has the flag lstrip")
+
+
+FLAGS = [name for name in dir(tokenizers.AddedToken)
+         if name not in ("content", "special") and not name.startswith("_")]
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("family", ["byte level", "pieces"])
+def test_each_flag_of_a_symbol_is_rejected(family, flag):
+    """All flags that an added token of `tokenizers` has: each changes where a symbol is found."""
+    root = (json.loads(byte_level(QWEN2, normal=True).to_str()) if family == "byte level" else
+            pieces("Llama 2", symbols=SYMBOLS))
+    symbol = next(token for token in root["added_tokens"] if not token["special"])
+    symbol.update(dict.fromkeys(FLAGS, False))
+    assert tokenizer_of(root)
+    symbol[flag] = True
+    rejected(root, f"the added token {symbol['content']} has the flag {flag}, expected none")
 
 
 def test_other_blanks_are_rejected():
