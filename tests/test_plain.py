@@ -193,6 +193,23 @@ def test_another_file_is_rejected(tmp_path, content):
         ne.read_model(str(tmp_path / "x"))
 
 
+# ---- validation
+@pytest.mark.parametrize("n", range(150, 190))
+def test_bits_per_byte_are_those_of_the_whole_held_out_text(n, capsys):
+    """Whatever is left over in the last window: the targets spell the text, each byte once."""
+    text = "to be or not to be, thät is the quéstion; ".encode()
+    text = (text * 9)[:n].decode(errors="ignore").encode()
+    run = ne.PlainRun(ne.Config(**TINY | dict(seq_len=8, vocab_size=262, n_mtp=2)), text, "", 1)
+    targets = run.targets[run.targets >= 0]
+    held_out = run.tokenizer.decode(targets)
+    assert text.endswith(held_out) and 0 <= len(held_out) - len(text) / 10 < 4
+    assert (run.targets[:, :-1] == run.tokens[:, 1:])[run.targets[:, 1:] >= 0].all()
+    run.model = types.SimpleNamespace(losses=lambda tokens, targets: (targets >= 0).sum(1) * 2.0)
+    run.validate()
+    bits = 2 * len(targets) / np.log(2) / len(held_out)
+    assert f"validation {bits:.4f} bits/byte" in capsys.readouterr().out
+
+
 # ---- it runs alone
 ALONE = """
 import io, sys
