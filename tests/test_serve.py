@@ -737,8 +737,9 @@ def test_two_lengths_of_a_body_are_refused(at, headers, status):
         s.sendall(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
         s.settimeout(60 if status == 400 else 5)
         said = s.recv(1 << 16)
-        while status == 400 and (more := s.recv(1 << 16)):       # until it is closed
-            said += more
+        with contextlib.suppress(ConnectionResetError):  # it closes with bytes that it never read
+            while status == 400 and (more := s.recv(1 << 16)):
+                said += more
     assert said.startswith(f"HTTP/1.1 {status} ".encode())
     assert (b"found both" in said) == (status == 400)
 
