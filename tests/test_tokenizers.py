@@ -26,7 +26,7 @@ from nanoeuler_parts.interchange.tokenizers import (gguf_of_tokenizer, tokenizer
 from nanoeuler_parts.tokenizers import added
 from nanoeuler_parts.tokenizers.bytelevel import nfc
 from nanoeuler_parts.tokenizers.families import tokenizer_of, tokenizer_of_model
-from nanoeuler_parts.tokenizers.sentencepiece import merges_of
+from nanoeuler_parts.tokenizers.sentencepiece import merges_of, varint
 from nanoeuler_parts.tokenizers.words import PATTERNS
 
 pytestmark = pytest.mark.interop
@@ -325,6 +325,17 @@ def test_a_symbol_of_sentencepiece_has_no_blank_after_it():
 def test_a_bad_model_gives_one_line(data, words):
     with pytest.raises(bpe.UserError, match=words), bpe.reading("tokenizer.model", "mend it"):
         tokenizer_of_model(data)
+
+
+@pytest.mark.parametrize("bits", range(1, 65))
+def test_a_number_of_a_model_file_has_any_length(bits):
+    """1 to 10 bytes, 7 bits in each, wherever it lies: as protobuf's documentation defines it"""
+    for value in {1 << bits - 1, (1 << bits) - 1}:
+        digits = [value >> n & 127 for n in range(0, value.bit_length(), 7)]
+        number = bytes([*(d | 128 for d in digits[:-1]), digits[-1]])
+        for before in (b"", b"\x08", b"\xff" * 9):
+            data = before + number + b"\x81"
+            assert varint(data, len(before)) == (value, len(before + number))
 
 
 # ---- what is rejected
