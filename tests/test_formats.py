@@ -623,7 +623,7 @@ def test_what_is_cut_is_the_beginning(x, pairs):
 def test_long_conversations_are_cut_to_the_row(verb, base, tmp_path, monkeypatch, capsys):
     """The newest exchanges that fit are the rows of a file that holds nothing else."""
     long = [("system", "Be.")] + [y for i in range(30) for y in exchange(i)]
-    short, single = exchange(7), exchange(8, 200)
+    short, single = exchange(7) + exchange(9), exchange(8, 200)      # the short one stays whole
     kind = (DpoOptions, DpoRun) if verb == "dpo" else (SftOptions, SftRun)
 
     def entries(*conversations):
