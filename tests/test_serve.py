@@ -702,7 +702,8 @@ def test_other_origins_and_names_are_refused(file):
 def test_a_key(file):
     with serving(file, api_key="s3cret") as (at, _):
         for path in ("/v1/models", "/metrics", "/api/model", "/api/runs"):
-            assert send(at, "GET", path)[0] == 401
+            status, headers, _ = send(at, "GET", path)
+            assert status == 401 and headers["www-authenticate"] == "Bearer"     # RFC 9110, 11.6.1
             assert send(at, "GET", path, headers={"authorization": "Bearer s3cre"})[0] == 401
             assert send(at, "GET", path, headers={"authorization": "Bearer s3cret"})[0] == 200
         assert send(at, "GET", "/health")[0] == send(at, "GET", "/")[0] == 200
