@@ -329,6 +329,15 @@ def test_the_best_of_nothing_held_out_is_refused(base, tmp_path):
     begin(base, tmp_path, FEW[:10], keep_best=True, holdout=0.2)
 
 
+def test_tokens_read_are_all_but_the_padding():
+    """Also those with the id 0, on both sides of an answer's beginning"""
+    rows = [[np.array([0, 5], np.int32), np.array([0, 7], np.int32)],
+            [np.array([1], np.int32), np.array([0], np.int32)]]
+    examples = ne.Examples(rows, 6, 2, 1)
+    read = [sum(map(len, rows[k])) for k in examples.pick(0, 2)]
+    assert [examples.n_read(i, 1) for i in range(2)] == read and examples.n_read(0, 2) == sum(read)
+
+
 def test_a_short_run_validates_after_each_quarter(base, tmp_path):
     for steps, every in ((3, 5), (60, 15), (4000, 250)):
         assert begin(base, tmp_path, ADD, steps=steps).options.eval_every == every
