@@ -29,6 +29,17 @@ print(f(1), sum(f.stats.cache_hits.values()))
 """
 
 
+def test_a_changed_environment_leaves_the_level_of_a_compilation(monkeypatch):
+    """Numba reads its variables again when one has changed, also while it compiles."""
+    monkeypatch.delenv("NUMBA_OPT", raising=False)
+    monkeypatch.setenv("NUMBA_FULL_TRACEBACKS", "0")
+    before = numba.config.OPT
+    with bpe.Compiling():
+        numba.config.reload_config()
+        assert numba.config.OPT == bpe.Compiling.level
+    assert numba.config.OPT == before
+
+
 @pytest.mark.parametrize("is_stamped", [True, False])
 def test_an_edited_callee_is_compiled_again(is_stamped, tmp_path):
     """Numba alone runs the stale kernel: without `files` the test fails, as it must."""
