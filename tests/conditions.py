@@ -32,6 +32,10 @@ ON_GPU = ("nanoeuler_cuda.py", "nanoeuler_parts/gpu/", "nanoeuler_parts/tensor_c
           "nanoeuler_parts/ranks/")
 
 
+# What a careless edit makes of a comparison. A weaker one accepts more.
+WEAKER = {ast.Eq: (ast.LtE, ast.GtE), ast.Lt: (ast.LtE,), ast.Gt: (ast.GtE,)}
+
+
 class Condition(NamedTuple):
     first: int                   # lines of the call
     last: int
@@ -49,6 +53,17 @@ def operands(node):
             terms = [node.left, *node.comparators]
             return [ast.Compare(a, [op], [b]) for a, op, b in zip(terms, node.ops, terms[1:])]
     return [node]
+
+
+def weaker(key):
+    """{text: compiled expression} of the operands that are weaker than the one of this key: a == b
+    becomes a <= b and a >= b, and a < b becomes a <= b"""
+    node = ast.parse(key.partition(": ")[2].partition("  (")[0], mode="eval").body
+    if not isinstance(node, ast.Compare) or len(node.ops) > 1:
+        return {}
+    found = [ast.Compare(node.left, [op()], node.comparators)
+             for op in WEAKER.get(type(node.ops[0]), ())]
+    return {ast.unparse(x): expression(x) for x in found}
 
 
 @functools.cache
@@ -118,14 +133,32 @@ def first_false(frame, line):
     return next(key for key, code in parts if len(parts) == 1 or not eval(code, names))
 
 
-def of_error(error):
-    """The same for an error that was caught"""
+def frame_of(error):
+    """(frame, line) of the check that raised this error"""
     calls, trace = [], error.__traceback__
     while trace:
         calls.append(trace)
         trace = trace.tb_next
     assert calls[-1].tb_frame.f_code.co_name in CHECKS, error
-    return first_false(calls[-2].tb_frame, calls[-2].tb_lineno)
+    return calls[-2].tb_frame, calls[-2].tb_lineno
+
+
+def of_error(error):
+    """`first_false` for an error that was caught"""
+    return first_false(*frame_of(error))
+
+
+def accepting(error):
+    """The texts of the `weaker` operands that would have accepted what this error rejects. One that
+    cannot be computed, such as <= of two dicts, counts as well: it is no working program."""
+    frame, _ = frame_of(error)
+    names, found = {**frame.f_globals, **frame.f_locals}, set()
+    for text, code in weaker(of_error(error)).items():
+        try:
+            found |= {text} if eval(code, names) else set()
+        except Exception:
+            found.add(text)
+    return found
 
 
 def record(frame, known):

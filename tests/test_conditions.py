@@ -72,6 +72,17 @@ def generated(*args, **options):
     return lambda: generate_text(*args, **options)
 
 
+def saved(kind=bpe.Tokenizer, **settings):
+    def act():
+        ids = {c: i for i, c in enumerate([*bpe.CHAR_OF_ID, "</s>"])}
+        kind(ids, [], ["</s>"], **settings).save("/dev/null/folder")
+    return act
+
+
+class Other(bpe.Tokenizer):
+    """A tokenizer of a family in nanoeuler_parts/tokenizers"""
+
+
 def checked(known, **body):
     return lambda: protocol.checked(body, known)
 
@@ -80,6 +91,7 @@ V, T = TINY.vocab_size, TINY.seq_len
 CASES = {
     "Config.check": [
         config(rope_scaling="ntk"), config(**{**YARN, "rope_original": None}),
+        config(rope_scaling="llama3", rope_factor=2.0),
         config(**YARN, rope_low=4.0, rope_high=4.0), config(**YARN, rope_low=5.0),
         config(**YARN, rope_theta=1.0), config(n_head=3, n_kv_head=2), config(head_dim=3)],
     "Decoder.check": [
@@ -90,7 +102,8 @@ CASES = {
         run(np.zeros((1, 0))), run(np.zeros((1, T + 1))), run([[-1]]), run([[V]])],
     "messages_in": [
         lambda: messages_in("x", "m"), lambda: messages_in([], "m"),
-        lambda: messages_in([5], "m"), lambda: messages_in([("user", "x", "y")], "m")],
+        lambda: messages_in([5], "m"), lambda: messages_in([("user", "x", "y")], "m"),
+        lambda: messages_in([("user",)], "m")],
     "checked_message": [
         lambda: messages_in([(5, "x")], "m"), lambda: messages_in([("robot", "x")], "m")],
     "text_of": [
@@ -114,6 +127,7 @@ CASES = {
     "need_no_tokenizer": [
         lambda: bpe.need_no_tokenizer("a.json", "./a.json", True),
         lambda: bpe.need_no_tokenizer(str(ROOT / "data" / "instructions.json"), "a.txt", False)],
+    "Tokenizer.save": [saved(digits=True), saved(Other), saved(begins=(256,))],
     "use_threads": [lambda: use_threads(-1), lambda: use_threads(1 << 20)],
     "vector_bits": [lambda: cpu.vector_bits("7", {})],
     "need_ascii": [lambda key=key: need_ascii(key) for key in ("caf\u00e9", "a\n", "a b")],
@@ -122,11 +136,12 @@ CASES = {
     "right_choice": [lambda answer=answer: evaluation.right_choice(answer, ["a", "b"])
                      for answer in ("c", -1, 2)],
     "need_llama": [llama_of(LLAMA, model_type=""), llama_of(LLAMA, model_type="gpt2")],
-    "llama_config": [llama_of(LLAMA, hidden_act="gelu"),
+    "llama_config": [llama_of(LLAMA, hidden_act="gelu"), llama_of(LLAMA, attention_bias=True),
                      llama_of(LLAMA, quantization_config={"bits": 4})],
     "window_of": [
         lambda: llama.window_of({**QWEN, "sliding_window": -1}),
         llama_of(LLAMA, sliding_window=4), llama_of(QWEN, layer_types=[llama.FULL]),
+        llama_of(QWEN, layer_types=[llama.FULL] * 3),
         llama_of(QWEN, layer_types=[llama.FULL, llama.SLIDING]),
         llama_of(QWEN, layer_types=[llama.FULL, "chunked"])],
     "rope_entries": [llama_of(LLAMA, rope_parameters={
@@ -162,7 +177,9 @@ CASES = {
                                                    "json_schema": {"schema": {}, "x": 1}})],
     "schema_alone": [checked(protocol.OF_CHAT, guided_json=5)],
     "structured_outputs": [checked(protocol.OF_CHAT, structured_outputs=5),
-                           checked(protocol.OF_CHAT, structured_outputs={"regex": "x"})],
+                           lambda: protocol.structured_outputs("structured_outputs", {}),
+                           checked(protocol.OF_CHAT,
+                                   structured_outputs={"json": {}, "regex": "x"})],
     "format_of": [lambda: protocol.format_of({"guided_json": "{}", "json_schema": "{}"})],
     "thinking": [checked(protocol.OF_CHAT, chat_template_kwargs=5),
                  checked(protocol.OF_CHAT, chat_template_kwargs={"x": 1})],
@@ -185,15 +202,28 @@ class Vocab:
     vocab = [b"a", b"b"]
 
 
+# Weaker operands that accept no more: a remainder is never negative, a set has no more members than
+# its list, a lone surrogate is larger than the ? that replaces it, and both keys are there already.
+NO_WEAKER = {
+    "self.head_dim % 2 <= 0", "self.n_head % self.n_kv_head <= 0", "len({*slots}) >= len(slots)",
+    "text <= text.encode(errors='replace').decode()", "value.keys() <= {'type', 'schema'}"}
+
+
 @pytest.mark.parametrize("function", CASES)
 def test_each_operand_rejects_a_value_of_its_own(function):
-    """For each operand there is a value that only it rejects. A new operand needs a new value."""
-    found = []
+    """For each operand there is a value that only it rejects. A new operand needs a new value. And
+    for each `weaker` operand there is a value that it would accept: a set with a member too many,
+    for example."""
+    found, accepted = [], set()
     for call in CASES[function]:
         with pytest.raises((ne.UserError, protocol.Refusal)) as e:
             call()
         found.append(conditions.of_error(e.value))
+        accepted |= conditions.accepting(e.value)
     assert {key.split(": ")[0].split(" ")[1] for key in found} == {function}
     where = {key.split(": ")[0] for key in found}
     every = {key for key in conditions.all_operands() if key.split(": ")[0] in where}
     assert every <= {*found}, every - {*found}
+    for key in every:
+        untold = {*conditions.weaker(key)} - accepted - NO_WEAKER
+        assert not untold, f"{key}: no value tells it from {untold}"
