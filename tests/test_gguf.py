@@ -14,7 +14,7 @@ import nanoeuler as ne
 from nanoeuler_parts.chat.templates import ALPACA
 from nanoeuler_parts.checkpoint.tensors import named
 from nanoeuler_parts.files.safetensors import MUCH
-from nanoeuler_parts.interchange.gguf import write_gguf
+from nanoeuler_parts.interchange.gguf import read_gguf, write_gguf
 from nanoeuler_parts.interchange.tokenizers import gguf_of_tokenizer, PRE, tokenizer_of_gguf
 from nanoeuler_parts.tokenizers.words import PATTERNS, SHORT
 
@@ -326,6 +326,23 @@ def test_each_check_of_a_gguf_file_refuses(name, tokenizer, tmp_path, monkeypatc
         patch.setattr(gguf, "GGUFWriter", Writer)
         write_gguf(tmp_path / "a.gguf", ne.read_checkpoint(str(path)), "F32")
     refused(capsys, "import", tmp_path / "a.gguf", tmp_path / "b.bin", words=[words])
+
+
+@pytest.mark.parametrize("count, words", [
+    (-1, "split.count is -1"), (0, ""), (1, ""), ((1 << 16) - 1, "must end in -00001-of-65535"),
+    (1 << 16, "split.count is 65536")])
+def test_the_number_of_parts_has_its_range(count, words, tmp_path):
+    gguf = package()
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    put(writer, "split.count", count, "INT32")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    if not words:
+        assert read_gguf(str(tmp_path / "a.gguf"))[0]["split.count"] == count
+        return
+    with pytest.raises(ne.UserError, match=words):
+        read_gguf(str(tmp_path / "a.gguf"))
 
 
 # Names with one of our patterns whose other settings llama.cpp does not say

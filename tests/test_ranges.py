@@ -1,18 +1,27 @@
 """Every number that a user may set: its first and last value are accepted, their neighbors, NaN and
 infinity are not."""
+import ast
 import dataclasses
 import math
 import typing
+from types import SimpleNamespace
 
 import bpe
 import numba
+import numpy as np
 import pytest
-from helpers import modules
+from conditions import ON_GPU
+from helpers import ROOT, TINY, modules
 
 import nanoeuler as ne
 from nanoeuler_parts.cli import add_verbs, Parser, VERBS
+from nanoeuler_parts.files import texts
+from nanoeuler_parts.interchange import huggingface, tokenizers
 from nanoeuler_parts.machine import threads
-from nanoeuler_parts.serve import ollama, protocol, responses
+from nanoeuler_parts.serve import ollama, protocol, responses, runs
+from nanoeuler_parts.tokenizers import added
+from nanoeuler_parts.chat import json_schema, prompts
+from nanoeuler_parts.tools import evaluation, plot
 
 pytestmark = pytest.mark.unit
 
@@ -191,3 +200,179 @@ def test_a_vocabulary_has_its_range():
     for n in (256, bpe.MAX_VOCAB + 1):
         with pytest.raises(ne.UserError, match="vocab"):
             bpe.train(b"ab" * 50, n)
+
+
+# ---- all other ranges of the programs
+class Accepted(Exception):
+    """The value is inside the range. What the program does with it is another question."""
+
+
+def accept(*args, **options):
+    raise Accepted
+
+
+def plain_pass(T):
+    model = SimpleNamespace(cfg=TINY, constants=None, flat=np.zeros(0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ne, "check_ids", accept)
+        ne.PlainModel.run(model, np.zeros((1, T), np.int32), None, None, 1, False)
+
+
+def fast_pass(T):
+    model = SimpleNamespace(cfg=TINY, prepare=accept)
+    ne.Model.run(model, ne.LOSS, np.zeros((1, T), np.int32))
+
+
+def part(slot=0, ids=(0, 0), wanted=1):
+    ne.Decoder.check(SimpleNamespace(cfg=TINY, texts=[[], []]), [ne.Part(slot, [*ids], wanted)])
+
+
+def messages(n):
+    protocol.Reader.list_of(None, [{}] * n)
+
+
+def tokens_asked(low):
+    """-1 is a number of its own: as many as fit."""
+    return lambda n: protocol.length(low)("x", n)
+
+
+def in_log(step, tmp_path):
+    assert runs.record_in(f'{{"step": {step}, "loss": 0.5}}')
+
+
+def on_plot(step, tmp_path):
+    log = tmp_path / "a.jsonl"
+    log.write_text(f'{{"step": {step}, "loss": 0.5}}', encoding="utf-8")
+    assert plot.read_curve(log, "loss")
+
+
+def wrong_ones(most, capsys):
+    """Of three wrong answers: are they fewer than all, so that a line counts the rest?"""
+    q = SimpleNamespace(prompt="a", choices=[], answers=["b"])
+    evaluation.print_wrong([q] * 3, [{"reply": "c", "correct": False}] * 3, most)
+    assert "more wrong" in capsys.readouterr().out
+
+
+def choice(n):
+    """A choice of n tokens, after one, in a context of 3"""
+    tokenizer = SimpleNamespace(specials={}, encode_whole=lambda text: np.zeros(
+        1 + n * text.endswith("x"), np.int32))
+    c = SimpleNamespace(tokenizer=tokenizer, state=ne.State(), cfg=SimpleNamespace(seq_len=3))
+    evaluation.choice_rows([SimpleNamespace(prompt="a", choices=["x"], place="here")], c)
+
+
+def replies_at_once(batch):
+    with pytest.raises(ne.UserError, match="would replace an input file"):       # the next check
+        prompts.generate_file("a", "b", "a", None, batch, False, False, None)
+
+
+def id_of_file(k):
+    """0 and the largest id leave a gap, which is another fault."""
+    with pytest.raises(ne.UserError, match="expected token ids below"):
+        added.fill({"model": {"vocab": {"a": 5000, "b": k}}})
+
+
+def end_of_gguf(k):
+    tokenizers.need_words({"model": "gpt2", "tokens": ["a", "b"], "eos_token_id": k})
+
+
+def end_of_answers(k, tmp_path, capsys):
+    """An ordinary token, and not one that the tokenizer lacks"""
+    settings = SimpleNamespace(at=tmp_path, config={}, generation={"eos_token_id": k})
+    vocab = SimpleNamespace(specials={}, vocab=[b"a", b"b"], vocab_size=2)
+    huggingface.Settings.ends(settings, vocab)
+    assert "the ordinary token" in capsys.readouterr().err
+
+
+def kinds(n):
+    assert json_schema.is_types(["string"] * n)
+
+
+def least(n):
+    json_schema.Compiler.limits(None, {"minItems": n, "maxItems": 3}, "Items", "here")
+
+
+BYTES = bpe.Tokenizer({c: i for i, c in enumerate(bpe.CHAR_OF_ID)}, [])
+V, T = TINY.vocab_size, TINY.seq_len
+# {function with ranges: for each of its ranges, a call that fails outside, and the two ends}
+RANGES = {
+    "PlainModel.run": [(plain_pass, 1, T)], "Model.run": [(fast_pass, 1, T)],
+    "Decoder.check": [
+        (lambda slot: part(slot=slot), 0, 1), (lambda n: part(wanted=n), 0, 2),
+        (lambda k: part(ids=[k]), 0, V - 1)],
+    "train": [(lambda n: bpe.train(b"ab" * 50, n), 257, bpe.MAX_VOCAB)],
+    "Tokenizer.decode": [(lambda k: BYTES.decode([k]), 0, 255)],
+    "fill": [(id_of_file, 0, bpe.MAX_VOCAB - 1)],
+    "length.check": [(tokens_asked(0), 0, protocol.WHOLE), (tokens_asked(1), 1, protocol.WHOLE)],
+    "Reader.list_of": [(messages, 1, protocol.MOST_MESSAGES)],
+    "record_in": [(in_log, 0, (1 << 53) - 1)], "read_curve": [(on_plot, 0, (1 << 53) - 1)],
+    "checked_ids": [(lambda k: texts.checked_ids(np.array([1, k, 1]), 3), 0, 2)],
+    "print_wrong": [(wrong_ones, 1, 2)], "choice_rows": [(choice, 1, 3)],
+    "right_choice": [(lambda k: evaluation.right_choice(k, ["a", "b", "c"]), 0, 2)],
+    "generate_file": [(replies_at_once, 1, 1 << 16)],
+    "need_words": [(end_of_gguf, 0, 1)], "Settings.ends": [(end_of_answers, 0, 1)],
+    "is_types": [(kinds, 1, len(json_schema.TYPES))], "Compiler.limits": [(least, 0, 3)],
+}
+# {function with ranges: file and name of a test that tries their ends}
+ELSEWHERE = {
+    "Settings.check": ("test_ranges.py", "test_a_setting_has_its_first_and_last_value"),
+    "number.check": ("test_ranges.py", "test_a_parameter_has_its_first_and_last_value"),
+    "stops": ("test_ranges.py", "test_stops_have_a_number_and_a_length"),
+    "Explainer.check": ("test_ranges.py", "test_ids_to_explain_are_of_the_vocabulary"),
+    "Reader.prompts": ("test_ranges.py", "test_a_prompt_of_ids_is_of_the_vocabulary"),
+    "Reader.ids_of": ("test_ranges.py", "test_a_prompt_of_ids_is_of_the_vocabulary"),
+    "use_threads": ("test_ranges.py", "test_threads_have_their_range"),
+    "Server.explain": ("test_serve.py", "test_attention_weights"),
+    "read_gguf": ("test_gguf.py", "test_the_number_of_parts_has_its_range"),
+    "Digits.ends": ("test_json_mode.py", "test_what_other_schemas_accept"),
+    "Reader.newest_exchanges": ("test_serve_limits.py", "test_an_estimate_by_characters_decides"),
+}
+
+
+def functions_with_ranges():
+    """{function: number of its comparisons such as low <= x <= high}"""
+    found = {}
+
+    def visit(node, function):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            function = f"{function}.{node.name}".removeprefix(".")
+        if isinstance(node, ast.Compare) and len(node.ops) > 1 and all(
+                isinstance(op, ast.Lt | ast.LtE) for op in node.ops):
+            found[function] = found.get(function, 0) + 1
+        for child in ast.iter_child_nodes(node):
+            visit(child, function)
+
+    for path in [ROOT / "bpe.py", ROOT / "nanoeuler.py", *ROOT.glob("nanoeuler_parts/**/*.py")]:
+        if not str(path.relative_to(ROOT)).startswith(ON_GPU):
+            visit(ast.parse(path.read_bytes()), "")
+    return found
+
+
+def test_the_ends_of_each_range_are_tried():
+    found = functions_with_ranges()
+    assert found.keys() == RANGES.keys() | ELSEWHERE.keys(), "try the ends of a new range"
+    for function, ranges in RANGES.items():
+        assert len(ranges) >= found[function], f"{function} has {found[function]} ranges"
+    for file, test in ELSEWHERE.values():
+        assert f"def {test}" in (ROOT / "tests" / file).read_text(encoding="utf-8"), test
+
+
+def is_inside(call, value, **fixtures):
+    known = call.__code__.co_varnames[1:call.__code__.co_argcount]
+    try:
+        call(value, **{name: fixtures[name] for name in known if name in fixtures})
+    except Accepted:
+        return True
+    except (ne.UserError, protocol.Refusal, AssertionError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("function", RANGES)
+def test_a_range_has_its_first_and_last_value_and_no_neighbor(function, tmp_path, capsys):
+    for call, low, high in RANGES[function]:
+        tried = (low - 1, low, high, high + 1)
+        if (function, low) == ("length.check", 0):
+            tried = (low - 2, *tried[1:])    # -1 has a meaning of its own
+        assert [is_inside(call, n, tmp_path=tmp_path, capsys=capsys) for n in tried] == [
+            False, True, True, False], (function, tried)
