@@ -14,13 +14,13 @@ from conditions import ON_GPU
 from helpers import ROOT, TINY, modules
 
 import nanoeuler as ne
+from nanoeuler_parts.chat import json_schema, prompts
 from nanoeuler_parts.cli import add_verbs, Parser, VERBS
 from nanoeuler_parts.files import texts
 from nanoeuler_parts.interchange import huggingface, tokenizers
 from nanoeuler_parts.machine import threads
 from nanoeuler_parts.serve import ollama, protocol, responses, runs
 from nanoeuler_parts.tokenizers import added
-from nanoeuler_parts.chat import json_schema, prompts
 from nanoeuler_parts.tools import evaluation, plot
 
 pytestmark = pytest.mark.unit

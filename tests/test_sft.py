@@ -21,8 +21,7 @@ from nanoeuler_parts.checkpoint.file import sha256_of
 from nanoeuler_parts.files.texts import encode_cut
 from nanoeuler_parts.kernels import compile_kernels
 from nanoeuler_parts.machine.cpu import DTYPE
-from nanoeuler_parts.runs.run import ESTIMATE, FEWEST
-from nanoeuler_parts.runs.run import Run
+from nanoeuler_parts.runs.run import ESTIMATE, FEWEST, Run
 from nanoeuler_parts.runs.start import launch
 from nanoeuler_parts.tuning.examples import held_out as is_held_out
 from nanoeuler_parts.tuning.examples import PROMPT_INPUT, prompt_of, read_examples
@@ -333,7 +332,7 @@ def test_tokens_read_are_all_but_the_padding():
     """Also those with the id 0, on both sides of an answer's beginning"""
     rows = [[np.array([0, 5], np.int32), np.array([0, 7], np.int32)],
             [np.array([1], np.int32), np.array([0], np.int32)]]
-    examples = ne.Examples(rows, 6, 2, 1)
+    examples = Examples(rows, 6, 2, 1)
     read = [sum(map(len, rows[k])) for k in examples.pick(0, 2)]
     assert [examples.n_read(i, 1) for i in range(2)] == read and examples.n_read(0, 2) == sum(read)
 

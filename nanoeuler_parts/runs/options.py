@@ -263,9 +263,12 @@ def options_class(verb, *bases):
     options = options_of(verb)
     fields = [(name, x.type, field_of(x, verb)) for name, x in options.items()]
     with_adamw = {name: value for name, x in options.items() for value in value_for(verb, x.adamw)}
-    return make_dataclass(f"Options of {verb}", fields, bases=(*bases, RunOptions), namespace={
+    others = {
+        "__module__": __name__,
         **{name: value for name, value in WITHOUT.items() if name not in options},
         "options": options, "with_adamw": with_adamw,
-        "when_missing": {name: value for name, value in BEFORE.items() if name in options}})
+        "when_missing": {name: value for name, value in BEFORE.items() if name in options}}
+    return make_dataclass(f"{verb.capitalize()}Options", fields, bases=(*bases, RunOptions),
+                          namespace=others)
 
 TrainOptions = options_class("train")
