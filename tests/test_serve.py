@@ -326,6 +326,53 @@ def test_what_a_slot_holds_is_not_read_again(file):
     assert again.reply.tokens == second.reply.tokens
 
 
+OWNERS = [("a", ""), ("b", ""), ("a", "s"), ("b", "s"), ("a", None), ("", "a")]
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+@pytest.mark.parametrize("runs", [True, False])
+def test_prompts_of_other_owners_are_not_in_the_cache(owner, runs, file):
+    """Of another address or cache_salt, or with cache_prompt false: neither from a slot in use nor
+    from a free one.  The number of cached tokens would tell how much of a prompt was guessed."""
+    engine, ids = engine_of(file, slots=len(OWNERS) + 2), [i % 300 for i in range(30)]
+    tokens = 200 if runs else 2
+    for client, salt in OWNERS:
+        if (client, salt) != owner:
+            engine.submit([answer(ids, tokens=tokens, client=client, salt=salt)])
+    while len(engine.active) < len(OWNERS) - 1 or any(
+            len(a.reply.pending) > 1 for a in engine.active.values()):
+        engine.step()
+        if not runs and not engine.active:
+            break
+    client, salt = owner
+    for cached in (0, 0 if salt is None else 29):
+        one = finished(engine, answer(ids, tokens=1, client=client, salt=salt))
+        assert one.cached == cached
+
+
+def test_a_client_is_its_address_and_its_salt(file):
+    """Behind a proxy on this machine, the address is the client's."""
+    with serving(file) as (at, _):
+        def cached(path="/v1/completions", address="", **more):
+            body = {"prompt": "To be, or not to be", "max_tokens": 1, **more}
+            headers = {"x-forwarded-for": address} if address else {}
+            return post(at, path, body, **headers)[2]["usage"]["prompt_tokens_details"][
+                "cached_tokens"]
+
+        others = [{}, {"address": "10.1.2.3"}, {"address": "10.1.2.4"}, {"cache_salt": "x"}]
+        assert not any(cached(**more) for more in others)
+        assert all(cached(**more) for more in others)
+        assert not any(cached(**more, cache_prompt=False) for more in others)
+
+
+def test_an_explanation_reads_all_tokens_of_another_client(file):
+    """Otherwise its time would tell which ids another client had explained."""
+    from nanoeuler_parts.serve.explain import Explainer
+    explainer, ids = Explainer(ne.load(file), file), [i % 300 for i in range(90)]
+    for client, pieces in ("a", 1), ("a", 0), ("b", 1), ("b", 0), ("a", 1):
+        assert len([*explainer.rivals(CFG.seq_len, ids, None, client)()]) == pieces
+
+
 def test_what_another_slot_holds_is_copied(file):
     """Also from one that is being written, or read; the answer is that of a slot that read all."""
     engine, ids = engine_of(file, slots=3), [i % 300 for i in range(60)]

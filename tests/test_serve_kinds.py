@@ -135,6 +135,28 @@ def test_each_value_that_asks_for_nothing_is_accepted_everywhere(at):
 
 
 @pytest.mark.parametrize("path", ALL)
+@pytest.mark.parametrize("name, value, salt", [
+    ("cache_salt", "a", "a"), ("cache_salt", "", ""), ("cache_prompt", True, ""),
+    ("cache_prompt", False, None)])
+def test_every_endpoint_separates_prompts_as_requested(there, monkeypatch, path, name, value, salt):
+    """In Ollama's protocol also in the options, where other fields of llama.cpp are"""
+    address, server = there
+    seen, engine = [], server.default.engine
+    submit = engine.submit
+    monkeypatch.setattr(engine, "submit", lambda answers: seen.extend(answers) or submit(answers))
+    body = BODIES[path]
+    bodies = [{**body, name: value}]
+    if path.startswith("/api"):
+        bodies.append({**body, "options": {**body["options"], name: value}})
+    for body in bodies:
+        assert post(address, path, body)[0] == 200
+    assert [(a.client, a.salt) for a in seen] == [("127.0.0.1", salt)] * len(bodies)
+    for wrong in (1, ["a"], "a" * 257):
+        status, _, said = post(address, path, {**bodies[0], name: wrong})
+        assert status == 400 and name in problem(said)
+
+
+@pytest.mark.parametrize("path", ALL)
 def test_null_and_empty_values_of_known_fields(at, path):
     from nanoeuler_parts.serve import ollama, protocol, responses, values
     known = {"/v1/completions": protocol.OF_COMPLETION, "/v1/chat/completions": protocol.OF_CHAT,

@@ -25,7 +25,7 @@ from nanoeuler_parts.serve.protocol import (
     encoded, Gone, parse, Reader, Refusal, refuse_unless, text, Voice, Writer,
 )
 from nanoeuler_parts.serve.tour import Tour
-from nanoeuler_parts.serve.workers import disconnected, until_gone, Worker
+from nanoeuler_parts.serve.workers import address_of, disconnected, until_gone, Worker
 
 PAGES = pathlib.Path(__file__).parent / "pages"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8",
@@ -461,7 +461,7 @@ class Server:
                 raise
             news = asyncio.Queue()
             for answer in asked.answers:
-                answer.owner = news
+                answer.owner, answer.client = news, address_of(request)
             model.engine.submit(asked.answers)
             return Talk(self, model.engine, asked, news, writer(asked, model.name))
         return respond
@@ -571,7 +571,7 @@ class Server:
         elif wanted:
             work = explainer.trajectory(ids, chosen)
         else:
-            work = explainer.rivals(reader.length, ids, chosen)
+            work = explainer.rivals(reader.length, ids, chosen, address_of(request))
         return as_json(await until_gone(request, model.engine.later(work)))
 
     async def list_runs(self, request):

@@ -2,8 +2,9 @@
 
 One thread owns the decoder.  A step has three phases:
     1. An answer whose client has left, or whose time is over, releases its slot.
-    2. Waiting answers take the free slots, first come, first served.  If some slot holds the
-       beginning of the prompt in its KV cache, that beginning is reused or copied, not read again.
+    2. Waiting answers take the free slots.  If some slot holds the beginning of the prompt in its
+       KV cache, and its prompt has the same owner, that beginning is reused or copied, not read
+       again.  See `Answer.cache_owner`.
     3. Every answer whose prompt has been read samples its next token with `next_tokens` of
        nanoeuler.py.  The same step reads pieces of other prompts, so that a long prompt does not
        stall the streams of other answers.
@@ -69,6 +70,8 @@ class Answer:
     scored: bool = False                     # are log-probabilities of the prompt requested?
     deadline: float = float("inf")           # on the clock of time.perf_counter
     owner: object = None                     # receives the News: app.py's queue
+    client: str = ""                         # its address
+    salt: str | None = ""                    # cache_salt; None: cache_prompt is false
     index: int = 0                           # number among the owner's answers
     constraint: object = None                # of JSON mode, see ne.Reply
     reply: ne.Reply = None                   # set when the answer gets a slot
@@ -77,6 +80,13 @@ class Answer:
     arrived: float = 0.0
     first: float = 0.0                       # when its first token was sampled
     left: bool = False                       # has the client left?
+
+    def cache_owner(self):
+        """The owner of the prompt: answers with equal ones may share the keys and values of their
+        prompts.  The number of tokens found in the KV cache, and the time of the answer, tell how
+        much of a prompt is known.  With one cache for all, they would let a client guess the
+        prompt of another one, token by token."""
+        return object() if self.salt is None else (self.client, self.salt)
 
 
 class Turns:
@@ -116,6 +126,7 @@ class Engine:
         self.waiting, self.jobs = deque(), deque()
         self.draining = self.closing = False             # accept no new answers; end the thread
         self.active, self.free, self.used = {}, [], {}   # {slot: Answer}; slots; {slot: last use}
+        self.owners = {}                   # {slot: the owner of its prompt}
         self.clock, self.rows = itertools.count(), 64
         self.pace, self.reader, self.tell = ne.Pace(), None, lambda news: None
         self.news = []                                   # (answer, News) for the next `tell`
@@ -286,8 +297,10 @@ class Engine:
                 if not (self.free and self.waiting):
                     return
                 answer = self.waiting.popleft()
-                source, slot, held = self.best_slot(answer)
+                owner = answer.cache_owner()
+                source, slot, held = self.best_slot(answer, owner)
                 self.free.remove(slot)
+                self.owners[slot] = owner
                 self.active[slot] = answer               # from now on, `fail` includes it
             if source == slot:
                 held = self.reader.truncate(held, slot)
@@ -303,13 +316,16 @@ class Engine:
             self.stats.count("prompt_tokens", len(answer.ids))
             self.stats.count("cached_tokens", held)
 
-    def best_slot(self, answer):
+    def best_slot(self, answer, owner):
         """Returns (source, slot, n): `source` holds the longest beginning of the prompt, n tokens,
-        and `slot` is free.  If such a source is free, slot is the source.  Otherwise slot is the
-        free slot that has been unused for the longest time.  n excludes the prompt's last token,
-        because its logits are needed.  A prompt that is scored is read completely: n = 0."""
+        among the slots whose prompts have this owner, and `slot` is free.  If such a source is
+        free, slot is the source.  Otherwise slot is the free slot that has been unused for the
+        longest time.  n excludes the prompt's last token, because its logits are needed.  A prompt
+        that is scored is read completely: n = 0."""
         def held(slot):
             n = 0
+            if self.owners.get(slot) != owner:
+                return n
             for known, token in zip(self.reader.texts[slot], answer.ids[:-1]):
                 if known != token:
                     break

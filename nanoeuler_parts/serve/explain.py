@@ -27,6 +27,7 @@ class Explainer:
     def __init__(self, speaker, file):
         self.speaker, self.file = speaker, file
         self.decoder, self.model = None, None            # created on first use
+        self.client = ""                     # whose tokens the decoder holds
         self.vocab = speaker.tokenizer.vocab
 
     def check(self, ids, most):
@@ -38,12 +39,16 @@ class Explainer:
     def named(self, token):
         return {"id": token, "text": token_text(self.vocab, token), "bytes": [*self.vocab[token]]}
 
-    def rivals(self, length, ids, chosen):
+    def rivals(self, length, ids, chosen, client=""):
         """The RIVALS most probable tokens after ids, the probability and rank of `chosen`, and the
-        guesses of the other heads for the tokens after it.  length: tokens of the KV cache"""
+        guesses of the other heads for the tokens after it.  length: tokens of the KV cache
+        client: whose request it is, since the time shows which ids the KV cache held already"""
         def work():
             if self.decoder is None:
                 self.decoder = self.speaker.decoder.with_slots(1, length)
+            if client != self.client:
+                self.decoder.truncate(0)
+                self.client = client
             rest = rewind_to(self.decoder, ids)
             while len(rest) > PIECE:
                 self.decoder.read([ne.Part(0, rest[:PIECE], 0)])

@@ -8,8 +8,8 @@ import time
 from nanoeuler_parts.chat.sampling import ChatSampling, Sampling
 from nanoeuler_parts.serve import values
 from nanoeuler_parts.serve.protocol import (
-    Asked, checked, encoded, flag, MOST_LOGPROBS, number, refuse_unless, SAMPLED, seed, shown as
-    quoted, stops, text, WHOLE, Work, Writer,
+    Asked, CACHE, checked, encoded, flag, MOST_LOGPROBS, number, refuse_unless, SAMPLED, seed,
+    shown as quoted, stops, text, WHOLE, Work, Writer,
 )
 
 # The version of Ollama whose protocol this is.  Clients require a minimum: GitHub Copilot 0.6.4.
@@ -21,8 +21,8 @@ OF_MACHINE = dict.fromkeys((
     "use_mlock", "low_vram", "numa", "f16_kv", "logits_all", "vocab_only", "embedding_only",
     "num_gqa", "draft_num_predict"))
 OPTIONS = {
-    **SAMPLED, **values.IGNORED, **OF_MACHINE, "num_predict": number(-2, WHOLE, whole=True),
-    "stop": stops, "seed": seed}
+    **SAMPLED, **CACHE, **values.IGNORED, **OF_MACHINE,
+    "num_predict": number(-2, WHOLE, whole=True), "stop": stops, "seed": seed}
 
 
 def options(name, value):
@@ -40,8 +40,8 @@ def reply_format(name, value):
 
 
 COMMON = {
-    **values.IGNORED, "model": text, "stream": flag, "options": options, "format": reply_format,
-    "logprobs": flag, "top_logprobs": number(0, MOST_LOGPROBS, whole=True)}
+    **CACHE, **values.IGNORED, "model": text, "stream": flag, "options": options,
+    "format": reply_format, "logprobs": flag, "top_logprobs": number(0, MOST_LOGPROBS, whole=True)}
 OF_CHAT = {**COMMON, "messages": None}
 OF_GENERATE = {**COMMON, "prompt": text, "system": text, "raw": flag}
 
@@ -62,6 +62,7 @@ def of_openai(reader, said):
     sampling = ChatSampling if reader.speaker.answers else Sampling
     found = {"temperature": sampling.temperature, "stream": said.get("stream", True)}
     found |= {name: chosen[name] for name in (*SAMPLED, "stop") if name in chosen}
+    found |= {name: both[name] for both in (chosen, said) for name in CACHE if name in both}
     found["response_format"] = said.get("format", "")
     if "seed" in chosen:
         found["seed"] = chosen["seed"]

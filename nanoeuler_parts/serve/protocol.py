@@ -28,6 +28,7 @@ from nanoeuler_parts.serve.engine import Answer
 MOST_CHOICES = 128           # answers to one request
 MOST_LOGPROBS = 20
 MOST_STOPS, LONGEST_STOP = 16, 256
+LONGEST_SALT = 256           # characters of cache_salt
 MOST_MESSAGES = 2048
 MOST_SCORES = 1 << 18        # log-probabilities in the response to one request
 MOST_NESTED = 64             # levels of objects and arrays in a body; Python has some 1,000
@@ -304,6 +305,17 @@ def shown(value):
     return said if len(said) <= 60 else f"{said[:57]}..."
 
 
+def cache_salt(name, value):
+    refuse_unless(len(text(name, value)) <= LONGEST_SALT, f"{name} has {len(value):,} characters, "
+                  f"expected at most {LONGEST_SALT}; shorten it", name)
+    return value
+
+
+def salt_of(said):
+    """The `salt` of engine.Answer from the checked parameters"""
+    return said.get("cache_salt", "") if said.get("cache_prompt", True) else None
+
+
 def thinking(name, value):
     """Checks {"enable_thinking": flag}, and returns the value for State.thinking."""
     refuse_unless(isinstance(value, dict) and {*value} <= {"enable_thinking"},
@@ -319,8 +331,11 @@ SAMPLED = {
     "top_k": top_k, "presence_penalty": number(-100, 100), "frequency_penalty": number(-100, 100),
     "repeat_penalty": number(0.01, 100), "repeat_last_n": at_most(MOST_COUNTED, -1),
     "repetition_penalty": number(0.01, 100)}
+# llama.cpp's and vLLM's names: whether the KV cache of other prompts may be used, and a secret that
+# separates it from prompts with another one
+CACHE = {"cache_prompt": flag, "cache_salt": cache_salt}
 COMMON = {
-    **SAMPLED, **values.IGNORED, "model": text, "max_tokens": length(0), "stop": stops,
+    **SAMPLED, **CACHE, **values.IGNORED, "model": text, "max_tokens": length(0), "stop": stops,
     "n": number(1, MOST_CHOICES, whole=True), "stream": flag, "seed": seed,
     "stream_options": stream_options, "response_format": response_format, **SCHEMAS,
     "return_tokens": flag}
@@ -509,7 +524,8 @@ class Reader:
         seed = said.get("seed", uuid.uuid4().int >> 64)
         now = time.perf_counter()
         return [Answer(ids, options, ne.rng_of(seed, i, j), self.speaker.ends, self.vocab, scored,
-                       now + self.seconds, index=i * n + j, constraint=constraint)
+                       now + self.seconds, salt=salt_of(said), index=i * n + j,
+                       constraint=constraint)
                 for i, ids in enumerate(prompts) for j in range(n)]
 
     # ---- prompts

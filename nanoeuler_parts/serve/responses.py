@@ -7,8 +7,8 @@ import nanoeuler as ne
 from nanoeuler_parts.chat.messages import checked_message
 from nanoeuler_parts.serve import protocol, values
 from nanoeuler_parts.serve.protocol import (
-    checked, encoded, flag, length, MOST_LOGPROBS, need_known_keys, number, Refusal, refuse_unless,
-    response_format, SAMPLED, seed, shown, stops, text,
+    CACHE, checked, encoded, flag, length, MOST_LOGPROBS, need_known_keys, number, Refusal,
+    refuse_unless, response_format, SAMPLED, seed, shown, stops, text,
 )
 
 LOGPROBS = "message.output_text.logprobs"
@@ -47,9 +47,9 @@ def included(name, value):
 
 
 PARAMETERS = {
-    **SAMPLED, **values.IGNORED, "model": text, "input": None, "instructions": text, "stream": flag,
-    "max_output_tokens": length(1), "truncation": truncation, "seed": seed, "stop": stops,
-    "stream_options": None, "store": not_stored, "previous_response_id": not_stored,
+    **SAMPLED, **CACHE, **values.IGNORED, "model": text, "input": None, "instructions": text,
+    "stream": flag, "max_output_tokens": length(1), "truncation": truncation, "seed": seed,
+    "stop": stops, "stream_options": None, "store": not_stored, "previous_response_id": not_stored,
     "conversation": not_stored, "text": text_format, "parallel_tool_calls": flag,
     "include": included, "top_logprobs": number(0, MOST_LOGPROBS, whole=True)}
 
@@ -112,7 +112,7 @@ def understand(reader, body, gone):
                 if not (isinstance(item, dict) and item.get("type") == "reasoning")]
     if "instructions" in said:
         messages.insert(0, {"role": "system", "content": said["instructions"]})
-    same = {name: said[name] for name in (*SAMPLED, "seed", "stop", "stream", "thoughts")
+    same = {name: said[name] for name in (*SAMPLED, *CACHE, "seed", "stop", "stream", "thoughts")
             if name in said}
     top = said.get("top_logprobs", 0)
     if top or LOGPROBS in said.get("include", []):

@@ -16,12 +16,12 @@ IGNORED = dict.fromkeys((
     # Ollama: when to unload a model, and what happens at the end of the context
     "keep_alive", "truncate", "shift",
     # llama.cpp: where and how to compute; numbers of samplers that UNSUPPORTED leaves off
-    "cache_prompt", "id_slot", "slot_id", "n_keep", "timings_per_token", "return_progress",
+    "id_slot", "slot_id", "n_keep", "timings_per_token", "return_progress",
     "reasoning_format", "parse_tool_calls", "mirostat_tau", "mirostat_eta", "dynatemp_exponent",
     "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
     "xtc_threshold", "speculative.n_max", "speculative.n_min", "speculative.p_min",
     # vLLM, and LM Studio
-    "priority", "request_id", "cache_salt", "ttl", "draft_model"))
+    "priority", "request_id", "ttl", "draft_model"))
 
 # Names under which a request may switch off the thoughts of a model
 THOUGHTS = "reasoning_effort", "reasoning", "think", "thinking", "enable_thinking"

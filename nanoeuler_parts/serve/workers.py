@@ -26,7 +26,7 @@ class Worker:
         """Returns function(*args, gone), computed by the thread.  gone: a threading.Event
         Raises Busy if too many requests are waiting, and Gone as soon as the client leaves.  Then
         work that has not begun is dropped, and `gone` is set for work that has begun."""
-        client = request.client and request.client.host
+        client = address_of(request)
         n = self.of_client[client]
         if n >= MOST_WAITING or self.waiting >= MOST_IN_ALL:
             raise Busy(f"{max(n, self.waiting)} requests are waiting for the {self.name} already; "
@@ -80,6 +80,12 @@ class Worker:
         with self.lock:
             for future, *_ in [job for jobs in self.jobs.values() for job in jobs]:
                 future.cancel()
+
+
+def address_of(request):
+    """The address of a client.  If the connection comes from this machine, it may be a proxy's, and
+    the address is the last one in X-Forwarded-For, if there is this header (uvicorn's default)."""
+    return request.client.host if request.client else ""
 
 
 async def until_gone(request, future):
