@@ -15,7 +15,8 @@ Sennrich et al. 2016).
 Training learns the same merges as Hugging Face `tokenizers`. Encoding gives the same ids as
 `tokenizers` and tiktoken:
   - Byte ids are in GPT-2's order.
-  - Training puts special tokens last. Encoding never makes them from text.
+  - Training puts special tokens last. Encoding never makes them from text. It makes other added
+    tokens, such as <think>, wherever their names occur.
   - Among equally frequent pairs, training merges the smaller pair of ids.
   - A string has one id, even if several merges make it.
 An invalid UTF-8 byte is a word by itself, so any bytes survive encoding and decoding.
@@ -23,6 +24,7 @@ Other patterns and SentencePiece are in nanoeuler_parts/tokenizers. `from_root` 
 N bytes, V tokens, M merges.
 """
 import argparse
+import bisect
 import collections
 import contextlib
 import errno
@@ -857,19 +859,74 @@ def check_model(root, model):
     need(not found, f"{found} would change the token ids; expected none of these settings")
 
 def ids_of_added(root):
-    """{name: id} of the added_tokens of a tokenizer.json"""
+    """{name: id} of the added_tokens of a tokenizer.json. `tokenizers` ignores their ids: it takes
+    the id in the vocabulary, or else the next free one. An entry with another id is rejected."""
+    vocab = root["model"]["vocab"]
     added = {}
+    free = len(vocab)
     for token in root.get("added_tokens") or []:
         name = token["content"]
-        need(added.get(name, token["id"]) == token["id"],
-             f"added_tokens gives {name} the ids {added.get(name)} and {token['id']}")
-        added[name] = token["id"]
+        k = token["id"]
+        expected = added.get(name, vocab.get(name, free))
+        need(k == expected, f"added_tokens gives {name} the id {k}, but `tokenizers` gives it "
+             f"{expected}: its id in the vocabulary, or else the next free one; correct the id")
+        added[name] = k
+        free = max(free, k + 1)
     return added
 
 def added_tokens(ids, special=True):
     """The added_tokens of a tokenizer.json for {name: id}"""
     flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=special)
     return [dict(id=k, content=name, **flags) for name, k in ids.items()]
+
+def specials_and_symbols(root):
+    """({name: id}, {name: id}) of the added tokens of a tokenizer.json. Special tokens are never
+    made from text. Symbols, such as <think> of Qwen3, are: `encode` makes one token of each of
+    their names, before it splits the text into words."""
+    ids = ids_of_added(root)
+    special = set()
+    normalized = set()
+    for token in root.get("added_tokens") or []:
+        name = token["content"]
+        if token.get("special"):
+            special.add(name)
+        if token.get("normalized"):
+            normalized.add(name)
+        odd = [flag for flag in ("single_word", "lstrip", "rstrip") if token.get(flag)]
+        if root.get("normalizer") and name in normalized - special:
+            odd.append("normalized")
+        need(not odd, f"the added token {name} has the flag {', '.join(odd)}, expected none")
+    symbols = {name: k for name, k in ids.items() if name not in special}
+    need("" not in symbols, "an added token has an empty name; expected at least one character")
+    # `tokenizers` finds the names of special tokens first, even where it leaves them in the text,
+    # and normalized names last. This is only the same if these names do not overlap.
+    need_apart(special, symbols)
+    need_apart(normalized & symbols.keys(), symbols.keys() - normalized)
+    return {name: k for name, k in ids.items() if name in special}, symbols
+
+def need_apart(names, others):
+    """Rejects names that may overlap one of `others` in a text and begin no later: a name that
+    contains the other, or whose end is the beginning of the other."""
+    within = splitter(others)
+    ordered = sorted(others)
+
+    def begins_one(end):
+        k = bisect.bisect(ordered, end)
+        return any(other.startswith(end) for other in ordered[k:k + 1])
+
+    for name in names if within else ():
+        overlaps = (within.search(name.encode())
+                    or any(begins_one(name[k:]) for k in range(1, len(name))))
+        need(not overlaps, f"the added token {name} may overlap another one in a text, and only "
+             f"one of them is special or normalized; expected names that cannot overlap")
+
+def splitter(names):
+    """Compiled expression that splits bytes at names: the longest one at each place; None without
+    names"""
+    longest_first = sorted((name.encode() for name in names), key=len, reverse=True)
+    if not longest_first:
+        return None
+    return re.compile(b"(" + b"|".join(map(re.escape, longest_first)) + b")")
 
 def sha256_of(form):
     """SHA-256 in hex of a value that JSON can write"""
@@ -886,13 +943,14 @@ def is_of_parts(root):
 
 class Tokenizer:
     """vocab: list of bytes by id     merges: list of (left id, right id) by rank     vocab_size: V
-    specials: dict name -> id     digits: whether each number is a word
+    specials: dict name -> id     symbols: dict name -> id of tokens that are made wherever their
+    names occur     digits: whether each number is a word
     begins: ids that a model expects before each text, for example that of <s>"""
 
-    def __init__(self, ids, merges, specials=(), digits=False, begins=()):
+    def __init__(self, ids, merges, specials=(), digits=False, begins=(), symbols=()):
         """ids: dict name -> id, in GPT-2's characters     merges: "left right" or [left, right]
-        A name that is neither a byte nor a merge is special. `specials` may contain only such
-        names. `encode` skips a byte without an id, as Hugging Face does."""
+        A name that is neither a byte, a merge nor a symbol is special. `specials` may contain only
+        such names. `encode` skips a byte without an id, as Hugging Face does."""
         names = sorted(ids, key=ids.get)
         pairs = [tuple(m.split(" ") if isinstance(m, str) else m) for m in merges]
         ordinary = set(CHAR_OF_ID).union(left + right for left, right in pairs)
@@ -915,10 +973,17 @@ class Tokenizer:
                       for name in names]
         self.vocab_size = len(names)
         self.merges = [(id_of[left], id_of[right]) for left, right in pairs]
-        self.specials = {name: k for name, k in id_of.items() if name not in ordinary}
+        self.symbols = {name: id_of[name] for name in symbols}
+        self.specials = {name: k for name, k in id_of.items()
+                         if name not in ordinary and name not in self.symbols}
+        # a name may also be that of an ordinary token, if both mean the same text
+        bad = [name for name, k in self.symbols.items() if self.vocab[k] != name.encode()][:3]
+        need(not bad, f"the added tokens {bad} are also ordinary tokens of another text; choose "
+             f"other names")
         self.digits = digits
         self.begins = begins
         self.check_begins()
+        self._split = splitter(self.symbols)
         self._ids = id_of
         self._lines = [f"{left} {right}" for left, right in pairs]
         # arguments of `encode_range`
@@ -936,6 +1001,15 @@ class Tokenizer:
     def encode(self, text):
         """Ids, int32, of str or bytes. It makes no special tokens: "</s>" gives about three ids."""
         text = as_array(text)
+        if not self._split:
+            return self.encode_part(text)
+        parts = self._split.split(text.tobytes())       # every second part is a symbol
+        ids = [self.encode_part(as_array(part)) for part in parts]
+        ids[1::2] = [np.array([self.symbols[name.decode()]], np.int32) for name in parts[1::2]]
+        return np.concatenate(ids)
+
+    def encode_part(self, text):
+        """Ids of a text (N,) uint8 without symbols"""
         ids = np.empty(len(text), np.int32)             # an id is at least one byte
 
         def encode_part(start, end):
@@ -970,20 +1044,28 @@ class Tokenizer:
 
     def hash(self):
         """SHA-256 in hex of the content of a tokenizer. It is the same for all file formats."""
+        form = self.form()
+        if self.symbols:
+            form.append(["symbols", *self.symbols])
+        return sha256_of(form)
+
+    def form(self):
+        """The content of a tokenizer without its symbols, a list"""
         form = [list(self._ids), self._lines, list(self.specials)]
         if self.digits:
             form.append("digits")
         if self.begins:
             form.append(["begins", *self.begins])
-        return sha256_of(form)
+        return form
 
     def to_json(self):
         """Hugging Face's tokenizer.json, compact."""
         cutting = GPT2_WORDS
         if self.digits:
             cutting = dict(type="Sequence", pretokenizers=[EACH_DIGIT, GPT2_WORDS])
-        root = dict(version="1.0", added_tokens=added_tokens(self.specials), pre_tokenizer=cutting,
-                    decoder=GPT2_WORDS, model=self.model())
+        added = added_tokens(self.specials) + added_tokens(self.symbols, special=False)
+        root = dict(version="1.0", added_tokens=added, pre_tokenizer=cutting, decoder=GPT2_WORDS,
+                    model=self.model())
         if self.begins:
             root["post_processor"] = self.template()
         return json.dumps(root, ensure_ascii=False, separators=(",", ":"))
@@ -1022,9 +1104,9 @@ class Tokenizer:
         digits = cuts_digits(root["pre_tokenizer"])
         model = root["model"]
         check_model(root, model)
-        added = ids_of_added(root)
-        return cls({**model["vocab"], **added}, model["merges"], added, digits,
-                   begins_of(root.get("post_processor")))
+        specials, symbols = specials_and_symbols(root)
+        return cls({**model["vocab"], **specials, **symbols}, model["merges"], specials, digits,
+                   begins_of(root.get("post_processor")), symbols)
 
     def save(self, path):
         """Writes a tokenizer.json if path ends in .json, else vocab.json and merges.txt in path."""
@@ -1032,8 +1114,9 @@ class Tokenizer:
         if not str(path).endswith(".json"):
             need(not self.digits, f"{path}: the tokenizer splits numbers into digits, which only a "
                  f".json file can store; choose a name that ends in .json")
-            need(type(self) is Tokenizer and not self.begins, f"{path}: the tokenizer has settings "
-                 f"that only a .json file can store; choose a name that ends in .json")
+            is_plain = type(self) is Tokenizer and not self.begins and not self.symbols
+            need(is_plain, f"{path}: the tokenizer has settings that only a .json file can store; "
+                 f"choose a name that ends in .json")
             os.makedirs(path, exist_ok=True)
             files = {f"{path}/vocab.json": json.dumps(self._ids, ensure_ascii=False),
                      f"{path}/merges.txt": "\n".join(["#version: 0.2", *self._lines, ""])}

@@ -626,11 +626,14 @@ BEGINS = {"SpecialToken": {"id": "<s>", "type_id": 0}}
     (dict(pre_tokenizer={"type": "Whitespace"}), "GPT-2"),
     (dict(model__merges=["a b", "a b"]), "expected unique merges, found 1 unique"),
     (dict(model__merges=["a \u0120zzz"]), "missing"),
-    (dict(model__merges=["a"]), "unpack"), (dict(model__vocab={"a": 0}), "0 to"),
-    (dict(model__vocab={"a": 1 << 60}), "0 to"), (dict(model=[]), "byte-level"),
-    (dict(added_tokens=[{"content": "</s>", "id": 3}]), "0 to"),
-    (dict(added_tokens=[{"content": "e", "id": 68}]), "also ordinary tokens"),
-    (dict(added_tokens=[{"content": "</s>", "id": k} for k in (299, 7)]), "ids 299 and 7")])
+    (dict(model__merges=["a"]), "unpack"), (dict(model__vocab={"a": 0}), "gives it 1"),
+    (dict(model__vocab={"a": 1 << 60}, added_tokens=[]), "0 to"), (dict(model=[]), "byte-level"),
+    (dict(added_tokens=[{"content": "</s>", "id": 3}]), "the id 3, but `tokenizers` gives it 699"),
+    (dict(added_tokens=[{"content": "e", "id": 68, "special": True}]), "also ordinary tokens"),
+    (dict(added_tokens=[{"content": "\u0120", "id": 220}]), "ordinary tokens of another text"),
+    (dict(added_tokens=[{"content": "x y", "id": 700, "lstrip": True}]), "has the flag lstrip"),
+    (dict(added_tokens=[{"content": "", "id": 700}]), "has an empty name"),
+    (dict(added_tokens=[{"content": "</s>", "id": k} for k in (699, 7)]), "the id 7, but")])
 def test_what_would_change_the_ids_is_refused(small, tmp_path, changes, words):
     path = tmp_path / "tokenizer.json"
     path.write_text(edit(small, **changes), encoding="utf-8")

@@ -359,7 +359,7 @@ KEYS = {                     # changes of the tokenizer's metadata, and words of
     "BOS beyond": (dict(bos_token_id=512), "bos_token_id is 512, expected 0 to 511"),
     "EOS beyond": (dict(eos_token_id=-1), "eos_token_id is -1, expected 0 to 511"),
     "no BOS": (dict(add_bos_token=True, bos_token_id=None), "bos_token_id is missing"),
-    "an ordinary BOS": (dict(add_bos_token=True, bos_token_id=64), "BOS is an ordinary token"),
+    "an ordinary BOS": (dict(add_bos_token=True, bos_token_id=64), "begins with the ids [64]"),
     "EOS after texts": (dict(add_eos_token=True), "after every text"),
     "no blanks": (dict(model="llama", remove_extra_whitespaces=True), "removes blanks"),
     "a number as a flag": (dict(add_bos_token=3), "add_bos_token is 3, expected true or false"),

@@ -338,6 +338,111 @@ def test_a_number_of_a_model_file_has_any_length(bits):
             assert varint(data, len(before)) == (value, len(before + number))
 
 
+# ---- added tokens
+GPT2 = [bpe.GPT2_WORDS]
+FORMS_OF_WORDS = {"GPT-2": GPT2, "SmolLM2": [bpe.EACH_DIGIT, *GPT2],
+                  **{name: [{"type": "Split", "pattern": {"Regex": pattern}, "invert": False,
+                             "behavior": "Isolated"}, {**bpe.GPT2_WORDS, "use_regex": False}]
+                     for name, pattern in (("Llama 3", LLAMA3), ("GPT-4o", GPT4O))}}
+
+
+@functools.cache
+def trained_bytes():
+    return bpe.train(PROSE.encode(), 400, SPECIALS).to_json()
+
+
+def with_added(form, names, first=400, **flags):
+    """A tokenizer.json with added tokens; flags: of those of some names, by a letter"""
+    root = json.loads(trained_bytes())
+    root["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": FORMS_OF_WORDS[form]}
+    for k, name in enumerate(names):
+        entry, = bpe.added_tokens({name: first + k}, special=False)
+        root["added_tokens"].append({**entry, **flags.get(name, {})})
+    return root
+
+
+@pytest.mark.parametrize("form", FORMS_OF_WORDS)
+def test_added_tokens_are_made_as_in_tokenizers(form):
+    """Names of the letters of words, blanks and special tokens, in random texts of the same
+    pieces.  A file that tokenizers may read otherwise is rejected."""
+    rnd, pieces, read = random.Random(form), "ab<|>s </_th", 0
+    for _ in range(150):
+        names = sorted({"".join(rnd.choices(pieces, k=rnd.randint(2, 5))) for _ in range(3)})
+        names = [*names, *rnd.sample(["<think>", "    ", "\u00e9\u4e16", "th", "s>"], 2)]
+        flags = {name: {"special": rnd.random() < 0.2, "normalized": rnd.random() < 0.2}
+                 for name in names}
+        root = json.loads(json.dumps(with_added(form, dict.fromkeys(names), **flags)))
+        vocab = root["model"]["vocab"]
+        free = 400                           # as tokenizers counts
+        for token in root["added_tokens"]:
+            token["id"] = vocab.get(token["content"], free)
+            free = max(free, token["id"] + 1)
+        try:
+            ours = tokenizer_of_json(json.dumps(root).encode(), 0)
+        except bpe.UserError as e:
+            assert "overlap" in str(e) or "ordinary" in str(e), e
+            continue
+        read += 1
+        again, peer = bpe.Tokenizer.from_json(ours.to_json()), peer_of(json.dumps(root))
+        assert again.hash() == ours.hash() and again.symbols == ours.symbols
+        for _ in range(20):
+            text = "".join(rnd.choices([*names, *SPECIALS, *pieces, " the", "12"], k=12))
+            ids = peer.encode(text).ids
+            assert ours.encode(text).tolist() == again.encode(text).tolist() == ids, (names, text)
+            assert ours.decode(ids) == text.encode()
+    assert read > 20
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe"])
+def test_added_tokens_of_gguf_are_made_from_text(pre):
+    """USER_DEFINED ones; an end of an answer is special, whatever its type"""
+    root = json.loads(trained_bytes())
+    tokens = [*root["model"]["vocab"], "<think>", "    ", "<|end|>"]
+    words = dict(model="gpt2", pre=pre, tokens=tokens, token_type=[1] * 396 + [3] * 4 + [4] * 3,
+                 merges=root["model"]["merges"], add_bos_token=False, eot_token_id=402)
+    ours = tokenizer_of_gguf(words)
+    assert ours.encode("a<think>    b").tolist()[1:3] == [400, 401]
+    assert 402 not in ours.encode("<|end|>") and ours.specials["<|end|>"] == 402
+    again = gguf_of_tokenizer(ours)
+    assert again["tokenizer.ggml.token_type"][400:] == [4, 4, 3]
+
+
+@pytest.mark.parametrize("k, is_read", [(400, True), (401, False), (403, False), (399, False)])
+def test_an_added_token_has_the_id_that_tokenizers_gives_it(k, is_read):
+    for form in FORMS_OF_WORDS:
+        root = with_added(form, ["<x>"], k)
+        theirs = peer_of(json.dumps(root)).encode("a<x>").ids[-1]
+        assert theirs == 400
+        if is_read:
+            assert tokenizer_of_json(json.dumps(root).encode(), 0).encode("a<x>")[-1] == theirs
+        else:
+            rejected(root, f"gives <x> the id {k}, but `tokenizers` gives it 400")
+            root["model"]["vocab"]["<x>"] = k                    # then it has this id in both
+            if k > 400:
+                ours = tokenizer_of_json(json.dumps(root).encode(), 0)
+                assert ours.encode("a<x>")[-1] == k == (
+                    peer_of(json.dumps(root)).encode("a<x>").ids[-1])
+
+
+def test_the_end_of_an_answer_is_special(tmp_path):
+    """Fine-tunes often add <|im_end|> with `add_tokens`, which makes no special token of it."""
+    root = with_added("SmolLM2", ["<|done|>", "<think>"])
+    folder = as_folder(tmp_path, bpe.train(PROSE.encode(), 512), eos_token_id=400)
+    (folder / "tokenizer.json").write_text(json.dumps(root), encoding="utf-8")
+    (folder / "generation_config.json").unlink()
+    run("import", folder, tmp_path / "b.bin")
+    c = ne.read_checkpoint(str(tmp_path / "b.bin"))
+    assert c.state.stops == ["<|done|>"] and c.tokenizer.specials["<|done|>"] == 400
+    assert c.tokenizer.encode("<think><|done|>").tolist().count(401) == 1
+    assert 400 not in c.tokenizer.encode("<think><|done|>")
+
+
+def test_a_special_token_that_is_a_whole_text_is_not_made():
+    """Also where a text that is a token needs no merges"""
+    ours = tokenizer_of(pieces("Llama 2", ignore_merges=True))
+    assert 2 not in ours.encode("</s>")
+
+
 # ---- what is rejected
 def rejected(root, words):
     with pytest.raises(bpe.UserError) as error, bpe.reading("tokenizer.json", "mend it"):
@@ -595,9 +700,10 @@ FORMS = {                    # changes of a tokenizer.json, and words of the lin
     "another normalizer": (lambda r: r.update(normalizer={"type": "NFKC"}), "NFC or none"),
     "other words": (lambda r: r["pre_tokenizer"]["pretokenizers"][1].update(use_regex=True),
                     "without a pattern"),
-    "a byte too few": (lambda r: r["model"]["vocab"].pop("\u00ff"),
+    "a byte too few": (lambda r: (r["model"]["vocab"].pop("\u00ff"), r["added_tokens"].clear()),
                        "expected a token for each byte"),
-    "ids above the limit": (lambda r: r["model"]["vocab"].update(zz=1 << 30), "token ids from 0")}
+    "ids above the limit": (lambda r: (r["model"]["vocab"].update(zz=1 << 30),
+                                       r["added_tokens"].clear()), "token ids from 0")}
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -162,13 +162,14 @@ class Settings:
                 return tokenizer_of_model(read_bytes(self.at / "tokenizer.model"), begins,
                                           vocab_size)
         with reading_form(self.at / "tokenizer.json", AGAIN):
-            tokenizer = tokenizer_of_json(read_bytes(self.at / "tokenizer.json"), vocab_size)
+            named = {self.token("bos_token"), self.token("eos_token"), *self.end_ids()[1]}
+            tokenizer = tokenizer_of_json(read_bytes(self.at / "tokenizer.json"), vocab_size, named)
         if not isinstance(tokenizer, PieceTokenizer):    # transformers has no defaults for it
             self.of_class = {}
         return tokenizer
 
-    def ends(self, tokenizer):
-        """The names of the tokens at which transformers ends an answer: eos_token_id of
+    def end_ids(self):
+        """(file, ids) of the tokens at which transformers ends an answer: eos_token_id of
         generation_config.json, or else of config.json"""
         file, content = next(((file, content) for file, content in (
             ("generation_config.json", self.generation), ("config.json", self.config))
@@ -178,6 +179,11 @@ class Settings:
         with reading_form(self.at / file, "correct it, or remove the entry"):
             need(all(type(k) is int for k in ids), f"eos_token_id is {found!r:.80}, expected ids "
                  f"of tokens")
+        return file, ids
+
+    def ends(self, tokenizer):
+        """The names of the tokens of `end_ids`"""
+        file, ids = self.end_ids()
         name_of = {k: name for name, k in tokenizer.specials.items()}
         for k in ids:
             if k not in name_of:

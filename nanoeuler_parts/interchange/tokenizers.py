@@ -25,8 +25,10 @@ TOKENIZER = {"model": {"type?": str, "vocab": {str: int}, "merges": [(str, [str]
              "added_tokens?": ([{"id": int, "content": str}], type(None)),
              "pre_tokenizer?": STEPS, "normalizer?": STEPS, "post_processor?": STEPS}
 
-def tokenizer_of_json(data, vocab_size):
-    """The tokenizer of a tokenizer.json, bytes, for a model with vocab_size embeddings"""
+def tokenizer_of_json(data, vocab_size, named=()):
+    """The tokenizer of a tokenizer.json, bytes, for a model with vocab_size embeddings
+    named: names or ids of tokens with a meaning for the model, such as the end of an answer.  They
+    are special, even if their entry in added_tokens says otherwise."""
     root = parse_json(data)
     need(isinstance(root, dict), "expected an object")
     kind = root["model"].get("type", "BPE") if isinstance(root.get("model"), dict) else "BPE"
@@ -41,6 +43,9 @@ def tokenizer_of_json(data, vocab_size):
         root["pre_tokenizer"] = dict(type="Sequence", pretokenizers=cutting)
     if not steps_of(root.get("normalizer"), "normalizers"):          # an empty Sequence
         root["normalizer"] = None
+    for token in root["added_tokens"] or ():
+        if token["content"] in named or token["id"] in named:
+            token["special"] = True
     n = len({*root["model"]["vocab"],
              *(token["content"] for token in root["added_tokens"] or ())})
     if n < (1 - MANY_MISSING) * vocab_size:
@@ -84,6 +89,8 @@ OF_GGUF = {"model": str, "pre?": (str, type(None)), "tokens": [str], "merges?": 
            "add_space_prefix?": bool, "remove_extra_whitespaces?": bool, "eot_token_id?": int,
            "eom_token_id?": int}
 
+ENDS = "bos", "eos", "eot", "eom"           # tokens that begin a text or end an answer
+
 def need_words(words):
     """Checks the metadata of a tokenizer in a GGUF file."""
     need_form(words, OF_GGUF, "tokenizer.ggml")
@@ -91,7 +98,7 @@ def need_words(words):
     for key in "scores", "token_type":
         size = len(words.get(key) or words["tokens"])
         need(size == n, f"tokenizer.ggml.{key} has {size:,} entries, expected {n:,}, one per token")
-    for key in ("bos", "eos", "eot", "eom"):
+    for key in ENDS:
         k = words.get(f"{key}_token_id", 0)
         need(0 <= k < n, f"tokenizer.ggml.{key}_token_id is {k}, expected 0 to {n - 1}")
 
@@ -120,12 +127,11 @@ def tokenizer_of_gguf(words):
     ids = {token: k for k, token in enumerate(tokens)}
     need(len(ids) == len(tokens), "two tokens have the same name")
     cutting, whole, _ = PRE[pre]
-    if cutting in (bpe.GPT2_WORDS, DIGITS):     # any name that no merge makes is special
-        tokenizer = bpe.Tokenizer(ids, words.get("merges") or (), digits=cutting == DIGITS)
-        need(all(name in tokenizer.specials for name in begins), "its BOS is an ordinary token")
-        tokenizer.begins = tuple(ids[name] for name in begins)
-        return tokenizer
     kind_of = dict(zip(tokens, kinds, strict=True))
+    for key in ENDS:                             # special for llama.cpp, too, whatever their type
+        name = tokens[words.get(f"{key}_token_id", 0)]
+        if f"{key}_token_id" in words and kind_of[name] == USER_DEFINED:
+            kind_of[name] = CONTROL
     specials = {name: k for name, k in ids.items() if kind_of[name] in (UNKNOWN, CONTROL, UNUSED)}
     symbols = {name: k for name, k in ids.items() if kind_of[name] == USER_DEFINED}
     return bpe.Tokenizer.from_root(dict(

@@ -6,8 +6,7 @@ import unicodedata
 import numpy as np
 
 import bpe
-from bpe import need
-from nanoeuler_parts.tokenizers.added import specials_and_symbols, splitter
+from bpe import need, specials_and_symbols
 from nanoeuler_parts.tokenizers.words import (
     CASED, CUT, encode_range, names_of, PATTERNS, PLAIN,
 )
@@ -48,53 +47,36 @@ def nfc(text):
 # ==== The tokenizer ====
 class WordTokenizer(bpe.Tokenizer):
     """bpe.Tokenizer with one of PATTERNS.     pattern: the regular expression
-    symbols: {name: id} of tokens that are made wherever their names occur
     normalizes: whether a text is first normalized by NFC
     whole: whether a word that is a token needs no merges (ignore_merges of Llama 3)"""
 
     def __init__(self, root, pattern):
         """root: a tokenizer.json, without missing ids"""
         model = root["model"]
-        specials, self.symbols = specials_and_symbols(root)
-        added = {**specials, **self.symbols}
-        super().__init__({**model["vocab"], **added}, model["merges"], added,
-                         begins=bpe.begins_of(root.get("post_processor")))
+        specials, symbols = specials_and_symbols(root)
+        added = {**specials, **symbols}
+        super().__init__({**model["vocab"], **added}, model["merges"], specials,
+                         begins=bpe.begins_of(root.get("post_processor")), symbols=symbols)
         need(set(bpe.CHAR_OF_ID) <= set(model["vocab"]), "expected a token for each byte")
         self.pattern = pattern
         self.normalizes = bool(root.get("normalizer"))
         self.whole = bool(model.get("ignore_merges"))
         byte = dict(zip(bpe.CHAR_OF_ID, bpe.BYTE_OF_ID))
-        for name in [*self.specials]:       # in bpe.py, any name that no merge makes is special
-            k = self.specials[name]
-            if name not in added:
-                need(self.whole and all(c in byte for c in name),
-                     f"no merge makes the token {name!r:.40}")
-                self.vocab[k] = bytes(byte[c] for c in name)
-            if name not in specials:
-                del self.specials[name]
-        self.check_begins()                 # again: symbols are no longer special
+        for name in self.specials.keys() - specials:
+            need(self.whole and all(c in byte for c in name),
+                 f"no merge makes the token {name!r:.40}")
+            self.vocab[self.specials.pop(name)] = bytes(byte[c] for c in name)
+        self.check_begins()                 # again: these tokens are no longer special
         self._pattern = PATTERNS[pattern]
         self._classes = CASED if self._pattern.cased else PLAIN
-        self._split = splitter(self.symbols)
         kept = {*added.values()} if self.whole else range(self.vocab_size)
         self._names = names_of(self.vocab, [k for k in range(self.vocab_size) if k not in kept],
                                self._mix)
 
-    def encode(self, text):
-        """Ids, int32, of str or bytes"""
-        if isinstance(text, str):
-            text = text.encode("utf-8", "surrogatepass")
-        text = bytes(text)
-        if not self._split:
-            return self.encode_part(text)
-        parts = self._split.split(text)
-        ids = [self.encode_part(part) for part in parts]
-        ids[1::2] = [np.array([self.symbols[name.decode()]], np.int32) for name in parts[1::2]]
-        return np.concatenate(ids)
-
     def encode_part(self, text):
-        """Ids of bytes without symbols"""
-        text = bpe.as_array(nfc(text) if self.normalizes else text)
+        """Ids of a text (N,) uint8 without symbols"""
+        if self.normalizes:
+            text = bpe.as_array(nfc(text.tobytes()))
         ids = np.empty(len(text), np.int32)
 
         def encode_range_from(start, end):
@@ -106,8 +88,8 @@ class WordTokenizer(bpe.Tokenizer):
 
     def hash(self):
         """As bpe.Tokenizer.hash, with the settings of this class"""
-        form = [super().hash(), self.pattern, self.normalizes, self.whole, [*self.symbols.items()]]
-        return bpe.sha256_of(form)
+        return bpe.sha256_of([bpe.sha256_of(self.form()), self.pattern, self.normalizes,
+                              self.whole, [*self.symbols.items()]])
 
     def model(self):
         """The block `model` of a tokenizer.json"""
@@ -120,7 +102,6 @@ class WordTokenizer(bpe.Tokenizer):
                      invert=False)
         root["pre_tokenizer"] = dict(type="Sequence", pretokenizers=[split, BYTES])
         root["normalizer"] = dict(type="NFC") if self.normalizes else None
-        root["added_tokens"] += bpe.added_tokens(self.symbols, special=False)
         return json.dumps(root, ensure_ascii=False, separators=(",", ":"))
 
 def steps_of(step, key):

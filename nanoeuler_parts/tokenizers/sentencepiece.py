@@ -11,8 +11,9 @@ import struct
 import numpy as np
 
 import bpe
-from bpe import BLANK, char_at, INVALID, merge_word, need
-from nanoeuler_parts.tokenizers.added import specials_and_symbols, splitter
+from bpe import (
+    BLANK, char_at, INVALID, merge_word, need, specials_and_symbols, splitter,
+)
 
 BAR = "\u2581"                      # a blank in the name of a token
 BARS = BAR.encode()
@@ -158,7 +159,8 @@ class PieceTokenizer(bpe.Tokenizer):
         self.unknown = model.get("unk_token")
         self.fuses = bool(model.get("fuse_unk"))
         # ignore_merges: a text that is a token needs no merges
-        self.whole = {name.encode(): k for name, k in model["vocab"].items()
+        of_text = {name: k for name, k in model["vocab"].items() if name not in self.specials}
+        self.whole = {name.encode(): k for name, k in of_text.items()
                       } if model.get("ignore_merges") else {}
         need(not (self.whole and each_blank), "expected ignore_merges without splits at blanks")
         bytes_of = {name: int(found[1], 16) for name in model["vocab"]
@@ -171,9 +173,9 @@ class PieceTokenizer(bpe.Tokenizer):
         for name, byte in bytes_of.items():
             self._byte_id[byte] = id_of[name]
         self._char_id = np.full(0x140000, -1, np.int32)
-        for name in model["vocab"]:
+        for name, k in of_text.items():
             if len(name) == 1:
-                self._char_id[ord(name)] = id_of[name]
+                self._char_id[ord(name)] = k
         self._char_id[BLANK] = self._char_id[ord(BAR)]
         need(self.unknown is not None or (self._byte_id >= 0).all(),
              "expected an unk_token, or byte_fallback with 256 tokens")
