@@ -14,7 +14,8 @@ import nanoeuler as ne
 from nanoeuler_parts.chat.templates import ALPACA
 from nanoeuler_parts.checkpoint.tensors import named
 from nanoeuler_parts.files.safetensors import MUCH
-from nanoeuler_parts.interchange.gguf import read_gguf, write_gguf
+from nanoeuler_parts.interchange.gguf import entries_in, read_gguf, write_gguf
+from nanoeuler_parts.interchange.llama import llama_config
 from nanoeuler_parts.interchange.tokenizers import gguf_of_tokenizer, PRE, tokenizer_of_gguf
 from nanoeuler_parts.tokenizers.words import PATTERNS, SHORT
 
@@ -136,8 +137,8 @@ def test_a_tied_gguf_comes_in_and_a_stretched_one_does_not(scaling, tokenizer, t
     monkeypatch.setattr(gguf, "GGUFWriter", Writer)
     run("export", path, "--gguf", tmp_path / "a.gguf")
     if scaling == "LINEAR":
-        assert "factor is None" in refused(capsys, "import", tmp_path / "a.gguf",
-                                                tmp_path / "b.bin")
+        assert "scaling.factor is missing" in refused(capsys, "import", tmp_path / "a.gguf",
+                                                       tmp_path / "b.bin")
         return
     run("import", tmp_path / "a.gguf", tmp_path / "b.bin")
     a, b = (ne.read_checkpoint(str(tmp_path / name)) for name in ("a.bin", "b.bin"))
@@ -309,7 +310,52 @@ WRONG_META = {               # changes of the writer, and words of the line
                                 put(w, "llama.rope.scaling.type", "linear", "STRING"),
                                 put(w, "llama.rope.scaling.factor", 2.0, "FLOAT32")),
                      "found both"),
+    "a factor alone beside others": (
+        lambda w: (w.add_tensor("rope_freqs.weight", np.ones(2, np.float32)),
+                   put(w, "llama.rope.scale_linear", 2.0, "FLOAT32")), "found both"),
+    "attention without yarn": (
+        lambda w: (put(w, "llama.rope.scaling.factor", 4.0, "FLOAT32"),
+                   put(w, "llama.rope.scaling.attn_factor", 0.5, "FLOAT32")),
+        "rope.scaling.attn_factor is 0.5 without rope.scaling.type yarn, expected 1"),
+    "attention alone": (lambda w: put(w, "llama.rope.scaling.attn_factor", 0.5, "FLOAT32"),
+                        "rope.scaling.attn_factor is 0.5"),
+    "yarn without a factor": (lambda w: put(w, "llama.rope.scaling.type", "yarn", "STRING"),
+                              "rope.scaling.type is yarn, but rope.scaling.factor is missing"),
+    "another kind": (lambda w: (put(w, "llama.rope.scaling.type", "longrope", "STRING"),
+                                put(w, "llama.rope.scaling.factor", 4.0, "FLOAT32")),
+                     "rope_type is longrope"),
+    "an unknown scaling": (lambda w: put(w, "llama.rope.scaling.alpha", 2.0, "FLOAT32"),
+                           "rope.scaling.alpha is not supported"),
+    "no context": (lambda w: w.kv_data[0].pop("llama.context_length"),
+                   "llama.context_length is missing"),
+    "no epsilon": (lambda w: w.kv_data[0].pop("llama.attention.layer_norm_rms_epsilon"),
+                   "llama.attention.layer_norm_rms_epsilon is missing"),
     "a size": (lambda w: put(w, "llama.embedding_length", "8", "STRING"), "hidden_size is '8'")}
+
+
+SCALED = {                   # metadata of RoPE, and what llama.cpp computes: type and factor
+    "nothing": ({}, "", 1.0),
+    "a type and a factor": ({"scaling.type": "linear", "scaling.factor": 4.0}, "linear", 4.0),
+    "a factor": ({"scaling.factor": 4.0}, "linear", 4.0),
+    "a factor of 1": ({"scaling.factor": 1.0}, "", 1.0),
+    "a factor of 0": ({"scaling.factor": 0.0}, "", 1.0),
+    "none": ({"scaling.type": "none", "scaling.factor": 4.0}, "", 1.0),
+    "an older factor": ({"scale_linear": 4.0}, "linear", 4.0),
+    "both factors": ({"scale_linear": 4.0, "scaling.factor": 2.0}, "linear", 2.0),
+    "an older factor of yarn": ({"scaling.type": "yarn", "scale_linear": 4.0}, "yarn", 4.0)}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_rope_of_gguf_is_scaled_as_in_llama_cpp(name):
+    """Defaults of load_hparams in llama-model.cpp"""
+    scaling, kind, factor = SCALED[name]
+    of_model = {"context_length": 64, "embedding_length": 32, "feed_forward_length": 48,
+                "block_count": 2, "attention.head_count": 4, "vocab_size": 300,
+                "attention.layer_norm_rms_epsilon": 1e-5,
+                **{f"rope.{key}": value for key, value in scaling.items()}}
+    cfg = llama_config({**entries_in("llama", of_model), "vocab_size": 300})
+    assert (cfg.rope_scaling, cfg.rope_factor) == (kind, factor)
+    assert cfg.head_dim == 8 and cfg.n_kv_head == 4
 
 
 @pytest.mark.parametrize("name", WRONG_META)

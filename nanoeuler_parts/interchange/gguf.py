@@ -14,7 +14,7 @@ from nanoeuler_parts.checkpoint.tensors import named
 from nanoeuler_parts.files.safetensors import AGAIN, cut_short, note_large, release_pages
 from nanoeuler_parts.interchange.forms import reading_form
 from nanoeuler_parts.interchange.llama import (
-    FAMILIES, Found, growth, kind_of, LLAMA, llama_config, need_regular,
+    FAMILIES, Found, growth, kind_of, LLAMA, llama_config, need_llama, need_regular, number_in,
 )
 from nanoeuler_parts.interchange.tokenizers import gguf_of_tokenizer, tokenizer_of_gguf
 
@@ -170,22 +170,51 @@ def gguf_meta(c):
 ROPE_FREQS = "rope_freqs.weight"             # llama3's scaling: a divisor of each frequency
 SCALING = "rope.scaling."
 
+# Metadata that llama.cpp needs, too: it has no defaults for them.
+NEEDED = ("context_length", "embedding_length", "block_count", "attention.head_count",
+          "attention.layer_norm_rms_epsilon")
+ROPE = {"dimension_count", "freq_base", "scale_linear", "scaling.type", "scaling.factor",
+        "scaling.original_context_length", "scaling.attn_factor", "scaling.yarn_beta_fast",
+        "scaling.yarn_beta_slow", "scaling.finetuned"}               # finetuned has no effect
+
 def entries_in(architecture, of_model):
     """The entries of a config.json for the metadata of a GGUF file.
     of_model: without the name of the architecture"""
     kinds = [kind for kind, family in FAMILIES.items() if family.gguf == architecture]
     window = of_model.get("attention.sliding_window")
     kind = kinds[-1 if window else 0] if kinds else architecture         # Mistral is llama, too
+    need_llama({"model_type": kind})         # others may lack the metadata below
+    for key in NEEDED:
+        need(of_model.get(key) is not None, f"its metadata {architecture}.{key} is missing")
     found = {theirs: of_model.get(key) for _, theirs, key in LLAMA if key}
-    scaling = {key.removeprefix(SCALING): value for key, value in of_model.items()
-               if key.startswith(SCALING)}
-    rope = dict(rope_type=scaling.get("type"), factor=scaling.get("factor"),
-                original_max_position_embeddings=scaling.get("original_context_length"),
-                beta_fast=scaling.get("yarn_beta_fast"), beta_slow=scaling.get("yarn_beta_slow"))
-    if rope["rope_type"] == "yarn" and rope["factor"]:   # llama.cpp multiplies the two
-        rope["attention_factor"] = scaling.get("attn_factor", 1.0) * growth(rope["factor"])
-    return {**found, "model_type": kind, "rope_scaling": rope, "sliding_window": window,
-            "use_sliding_window": bool(window), "max_window_layers": 0}
+    if found["head_dim"] is None:            # transformers has a default, llama.cpp divides
+        found["head_dim"] = found["hidden_size"] // found["num_attention_heads"]
+    return {**found, "model_type": kind, "rope_scaling": scaling_in(of_model),
+            "sliding_window": window, "use_sliding_window": bool(window), "max_window_layers": 0}
+
+def scaling_in(of_model):
+    """The entry rope_scaling of a config.json for the metadata of a GGUF file, with the defaults of
+    llama.cpp (load_hparams in llama-model.cpp): without a type, a factor means linear;
+    rope.scale_linear is an older name of the factor.     of_model: as in `entries_in`"""
+    rope = {key.removeprefix("rope."): value for key, value in of_model.items()
+            if key.startswith("rope.")}
+    unknown = sorted(rope.keys() - ROPE)[:1]
+    need(not unknown, f"its metadata rope.{''.join(unknown)} is not supported; expected RoPE "
+         f"without it")
+    factor = rope.get("scaling.factor", rope.get("scale_linear"))
+    kind = rope.get("scaling.type") or ("none" if factor in (None, 0, 1) else "linear")
+    need(kind == "none" or factor is not None, f"its rope.scaling.type is {kind!s:.40}, but "
+         f"rope.scaling.factor is missing")
+    found = dict(rope_type=kind, factor=factor,
+                 original_max_position_embeddings=rope.get("scaling.original_context_length"),
+                 beta_fast=rope.get("scaling.yarn_beta_fast"),
+                 beta_slow=rope.get("scaling.yarn_beta_slow"))
+    attention = rope.get("scaling.attn_factor", 1.0)
+    need(kind == "yarn" or attention == 1, f"its rope.scaling.attn_factor is {attention!s:.40} "
+         f"without rope.scaling.type yarn, expected 1")
+    if kind == "yarn":                       # llama.cpp multiplies the two
+        found["attention_factor"] = attention * growth(number_in(found, "factor"))
+    return found
 
 def scaling_keys(cfg):
     """The metadata of scaled RoPE, without the name of the architecture"""
