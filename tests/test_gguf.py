@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers import TINY, needs, present, refused, run
-from models import CONFIGS, SMALL, SPECIALS, as_folder, package, same_in_llama_cpp, write
+from models import (CHATML, CONFIGS, HELLO, SMALL, SPECIALS, as_folder, package,
+                    same_in_llama_cpp, write)
 from texts import TORTURE
 
 import bpe
 import nanoeuler as ne
-from nanoeuler_parts.chat.templates import ALPACA
+from nanoeuler_parts.chat.templates import ALPACA, chat_ids, ends_of
 from nanoeuler_parts.checkpoint.tensors import named
 from nanoeuler_parts.files.safetensors import MUCH
 from nanoeuler_parts.interchange.gguf import entries_in, read_gguf, write_gguf
@@ -143,6 +144,26 @@ def test_a_tied_gguf_comes_in_and_a_stretched_one_does_not(scaling, tokenizer, t
     run("import", tmp_path / "a.gguf", tmp_path / "b.bin")
     a, b = (ne.read_checkpoint(str(tmp_path / name)) for name in ("a.bin", "b.bin"))
     assert b.cfg == cfg and np.array_equal(a.flat, b.flat) and b.state.kind == "base"
+
+
+@pytest.mark.parametrize("state", [
+    dict(eos="</s>"), dict(eos="<none>"), dict(eos="<none>", stops=["<|im_end|>", "</s>"] * 2),
+    dict(eos="</s>", stops=["<|im_end|>"], bos="<|im_start|>")])
+def test_no_token_is_invented(state, tokenizer, tmp_path, capsys):
+    """A token that begins a text or ends an answer.  bos_token in a chat template stays empty."""
+    package()
+    state = dict(state, kind="chat", template="{{ bos_token }}" + CHATML)
+    path = write(tmp_path / "a.bin", replace(TINY, vocab_size=512, n_mtp=1), tokenizer, **state)
+    run("export", path, "--gguf", tmp_path / "a.gguf")
+    is_noted = "GGUF has places for 1 to 3 tokens that end an answer, and this model has 0"
+    assert (is_noted in capsys.readouterr().err) == (state["eos"] == "<none>" and
+                                                     "stops" not in state)
+    run("import", tmp_path / "a.gguf", tmp_path / "b.bin")
+    a, b = (ne.read_checkpoint(str(tmp_path / name)) for name in ("a.bin", "b.bin"))
+    ends = [dict.fromkeys(ends_of(x.state, tokenizer)) for x in (a, b)]
+    assert b.state.bos == a.state.bos and list(ends[0]) == list(ends[1])
+    ids = [chat_ids(x.state.template, HELLO, x.state, x.tokenizer) for x in (a, b)]
+    assert list(ids[0]) == list(ids[1])
 
 
 def test_gguf_needs_its_package(tokenizer, tmp_path, monkeypatch, capsys):

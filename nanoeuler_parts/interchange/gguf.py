@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from bpe import need, UserError
+from bpe import need, note, UserError
 from nanoeuler import Config, kept_of_frequency, llama_tensors, rope_frequency
-from nanoeuler_parts.chat.templates import ALPACA
+from nanoeuler_parts.chat.templates import ALPACA, ends_of
 from nanoeuler_parts.checkpoint.tensors import named
 from nanoeuler_parts.files.safetensors import AGAIN, cut_short, note_large, release_pages
 from nanoeuler_parts.interchange.forms import reading_form
@@ -37,7 +37,7 @@ def shortest(x):
     """A float32 as the shortest decimal that names it: 1e-5 instead of 9.99999974e-06."""
     return float(str(np.float32(x))) if isinstance(x, float) else x
 
-STOPS = "eot_token_id", "eom_token_id"       # of tokens that end an answer, besides eos_token_id
+ENDS = "eos", "eot", "eom"                   # metadata for the tokens that end an answer
 
 # ==== Split files ====
 PART = re.compile(r"(.*-)(\d{5})-of-(\d{5})\.gguf")        # as gguf-split of llama.cpp names parts
@@ -140,19 +140,26 @@ def llama_of_gguf(path):
         return found[start:stop] if is_whole else found
 
     def special(key):
-        return "" if words.get(key) is None else tokens[words[key]]
+        k = words.get(f"{key}_token_id")
+        return "" if k is None else tokens[k]
 
-    eos = special("eos_token_id")
-    stops = dict.fromkeys(map(special, STOPS))
-    return Found(cfg, tokenizer, shapes, read, template,
-                 special("bos_token_id"), eos, [name for name in stops if name not in ("", eos)])
+    eos, *stops = map(special, ENDS)
+    return Found(cfg, tokenizer, shapes, read, template, special("bos"), eos,
+                 [name for name in dict.fromkeys(stops) if name not in ("", eos)])
+
+def different_ends(c):
+    """The ids of the tokens that end an answer of a Checkpoint, each once"""
+    return [*dict.fromkeys(ends_of(c.state, c.tokenizer))]
 
 def gguf_meta(c):
     """The metadata of a Checkpoint's GGUF file.  A value's Python type decides its GGUF type."""
     cfg, s, specials = c.cfg, c.state, c.tokenizer.specials
     type_of = {f.name: f.type for f in fields(Config)}   # a float field stays a float, even 10000
-    end = specials.get(s.eos, 0)
-    stops = [specials[name] for name in s.stops if name in specials]
+    ends = [(f"{key}_token_id", k) for key, k in zip(ENDS, different_ends(c))]
+    begins = [("bos_token_id", specials[s.bos])] if s.bos in specials else []
+    template = (s.template or ALPACA) if s.kind == "chat" else ""
+    if not begins and "bos_token" in template:           # else llama.cpp gives it some token
+        template = "{% set bos_token = '' %}" + template
     of_model = {**{key: type_of[name](getattr(cfg, name)) for name, _, key in LLAMA if key},
                 "attention.value_length": cfg.head_dim, "rope.dimension_count": cfg.head_dim,
                 **scaling_keys(cfg)}
@@ -161,10 +168,8 @@ def gguf_meta(c):
     architecture = FAMILIES[kind_of(cfg)].gguf
     return {**{f"{architecture}.{key}": value for key, value in of_model.items()},
             "general.name": "NanoEuler", **gguf_of_tokenizer(c.tokenizer),
-            "tokenizer.ggml.bos_token_id": specials.get(s.bos, end),
-            "tokenizer.ggml.eos_token_id": end,
-            **{f"tokenizer.ggml.{key}": token for key, token in zip(STOPS, stops)},
-            "tokenizer.chat_template": (s.template or ALPACA) if s.kind == "chat" else ""}
+            **{f"tokenizer.ggml.{key}": k for key, k in begins + ends},
+            "tokenizer.chat_template": template}
 
 # ==== Families and scaled RoPE ====
 ROPE_FREQS = "rope_freqs.weight"             # llama3's scaling: a divisor of each frequency
@@ -261,6 +266,10 @@ def write_gguf(path, c, matrices):
     """Writes a Checkpoint as a GGUF file.  Vectors are float32.  Matrices get the type
     `matrices`, or float16 if their rows are not whole blocks of that type."""
     import gguf
+    ends = different_ends(c)
+    if not 0 < len(ends) <= len(ENDS):
+        note(f"GGUF has places for 1 to {len(ENDS)} tokens that end an answer, and this model has "
+             f"{len(ends)}; llama.cpp may end answers elsewhere")
     file = gguf.GGUFWriter(path, FAMILIES[kind_of(c.cfg)].gguf)
     kinds = gguf.GGMLQuantizationType
     add = {int: file.add_uint32, float: file.add_float32, bool: file.add_bool,
