@@ -791,12 +791,12 @@ def reading(source, remedy):
         path = getattr(error, "filename", None) or source        # a file of the folder `source`
         raise UserError(f"{path}: {what}; {remedy}") from None
 
-def regular(path, flags):
+def regular(path, flags, mode=0o666):
     """An `opener` for `open` that rejects all but regular files. `open` would wait for the other
-    end of a pipe, and reading a device may never end."""
+    end of a pipe, and reading a device may never end.     mode: of a new file, without the umask"""
     kind = "a pipe, socket or device"
     try:
-        fd = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)      # Windows lacks it
+        fd = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), mode)       # Windows lacks it
         mode = os.fstat(fd).st_mode
         if stat.S_ISREG(mode):
             return fd
@@ -806,6 +806,44 @@ def regular(path, flags):
         if error.errno != errno.ENXIO:       # a pipe that nobody reads
             raise
     raise OSError(errno.EINVAL, f"expected a regular file, found {kind}", str(path))
+
+def private_as(path):
+    """An `opener` for `open` of a file that will replace the file `path`: as `regular`, and never
+    more open than that file, if it exists. Its owner may write it; `adopt_mode` ends that."""
+    def opener(name, flags):
+        if not os.path.exists(path):
+            return regular(name, flags)
+        fd = regular(name, flags, 0o600)
+        try:
+            adopt_mode(fd, path, 0o600)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+    return opener
+
+def adopt_mode(file, path, more=0):
+    """Gives a file, a name or descriptor, the mode, owner and group of the file `path`, if that
+    exists. Where the owner or the group cannot be set, the file is more private than `path`.
+    more: bits of the mode that are added"""
+    if not hasattr(os, "chown") or not os.path.exists(path):     # Windows: folders decide there
+        return
+    old = os.stat(path)
+    new = os.stat(file)
+    mode = stat.S_IMODE(old.st_mode) & 0o777 | more
+    if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+        for owner in old.st_uid, -1:            # -1: unchanged
+            with contextlib.suppress(OSError):
+                os.chown(file, owner, old.st_gid)
+                break
+        else:
+            mode &= ~0o070                      # another group
+    has = stat.S_IMODE(new.st_mode)
+    if has & ~mode:
+        os.chmod(file, mode)
+    elif has != mode:
+        with contextlib.suppress(OSError):      # some file systems have no modes
+            os.chmod(file, mode)
 
 def read_bytes(path):
     """The content of a regular file"""
@@ -1123,7 +1161,9 @@ class Tokenizer:
         for name, content in files.items():
             part = f"{name}.{os.getpid()}.part"         # unique to this process
             try:
-                pathlib.Path(part).write_text(content, encoding="utf-8", newline="\n")
+                with open(part, "w", encoding="utf-8", newline="\n", opener=private_as(name)) as f:
+                    f.write(content)
+                adopt_mode(part, name)
                 os.replace(part, name)                  # a reader sees the old file or the new one
             except OSError as error:
                 with contextlib.suppress(OSError):

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import sys
 from collections import namedtuple
 from dataclasses import dataclass
@@ -123,14 +124,22 @@ def sha256_of(path):
 
 @contextlib.contextmanager
 def replacing(path):
-    """A file to write bytes to that takes the place of `path` when all is well."""
+    """A file to write bytes to that takes the place of `path` when all is well.  A file that is
+    replaced keeps its mode."""
     temporary = Path(f"{path}.tmp")
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+
+    def opener(name, flags):
+        return os.open(name, flags, 0o666 if mode is None else mode & 0o777 | 0o600)
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as f:
+        with open(temporary, "wb", opener=opener) as f:
             yield f
             f.flush()
             os.fsync(f.fileno())
+        if mode is not None:
+            os.chmod(temporary, mode)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

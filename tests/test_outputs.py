@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ from helpers import (
     told,
 )
 
+import bpe
 import nanoeuler as ne
 from nanoeuler_parts.checkpoint.file import open_checkpoint, params_in
 from nanoeuler_parts.files.logs import (
@@ -917,6 +919,103 @@ def test_a_leftover_of_a_killed_process_is_removed(tmp_path):
             written.write(b"new")
     assert {path.name for path in tmp_path.iterdir()} == {"a.bin", *names[1:]}
     assert out.read_bytes() == b"new"
+
+
+# ---- modes
+def mode_of(path):
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+@pytest.fixture
+def plain_umask():
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def by_replacing(path, seen):
+    with replacing(str(path), "") as temporary:
+        seen()
+        with open(temporary, "wb") as f:
+            f.write(b"new")
+            f.flush()
+            seen()
+
+
+def by_bpe(path, seen):
+    tokenizer = bpe.Tokenizer({name: k for k, name in enumerate(bpe.CHAR_OF_ID)}, [])
+    to_json = tokenizer.to_json
+    tokenizer.to_json = lambda: seen() or to_json()
+    tokenizer.save(path)
+
+
+def by_download(path, seen):
+    sys.path.insert(0, str(ROOT / "data"))
+    import download
+    with download.replacing(path) as f:
+        seen()
+        f.write(b"new")
+
+
+def by_log(path, seen):
+    pending = path.with_name("a.1.jsonl")    # as `train --force` writes until its first save
+    with open_log(str(pending), 0):
+        seen()
+    os.replace(pending, path)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o664, 0o444, 0o400])
+@pytest.mark.parametrize("write", [by_replacing, by_bpe, by_download, by_log])
+def test_a_file_that_is_replaced_keeps_its_mode(write, mode, tmp_path, plain_umask, monkeypatch):
+    """At no moment is the new file more open: each open and rename is looked at."""
+    path, modes = tmp_path / {by_bpe: "a.json", by_log: "a.jsonl"}.get(write, "a.bin"), []
+    path.write_bytes(b"old")
+    os.chmod(path, mode)
+
+    def seen():
+        modes.extend(mode_of(x) for x in tmp_path.iterdir() if x != path)
+
+    def then_look(function):
+        def looking(*args, **more):
+            result = function(*args, **more)
+            seen()
+            return result
+        return looking
+
+    for name in ("open", "chmod", "chown", "fsync"):
+        monkeypatch.setattr(os, name, then_look(getattr(os, name)))
+    write(path, seen)
+    assert mode_of(path) == (mode | 0o600 if write is by_log else mode)
+    assert path.read_bytes() != b"old" and modes
+    assert not any(found & ~mode & 0o077 for found in modes), [oct(found) for found in modes]
+
+
+def test_a_new_file_has_the_mode_of_the_umask(tmp_path, plain_umask):
+    for write in (by_replacing, by_bpe, by_download):
+        write(tmp_path / f"{write.__name__}.json", lambda: None)
+    with open_log(str(tmp_path / "b.1.jsonl"), 0):
+        pass
+    assert {mode_of(path) for path in tmp_path.iterdir()} == {0o644}
+
+
+def test_a_private_checkpoint_stays_private(text, elsewhere, plain_umask):
+    """Its own run saves it, and a new run replaces it and its log."""
+    run("train", "--data", text, "--steps", 2, *FAST)
+    for name in ("nanoeuler.bin", "nanoeuler.jsonl"):
+        os.chmod(name, 0o600)
+    for more in (["--resume", "--steps", 4], ["--data", text, "--force", "--steps", 2, *FAST]):
+        run("train", *more)
+        assert mode_of("nanoeuler.bin") == mode_of("nanoeuler.jsonl") == 0o600
+
+
+def test_every_rename_to_an_output_keeps_modes():
+    """os.replace gives a file the mode of another one.  Each place that calls it is known here."""
+    files = [*ROOT.glob("*.py"), *(ROOT / "nanoeuler_parts").rglob("*.py"), *ROOT.glob("data/*.py")]
+    found = {path.relative_to(ROOT).as_posix() for path in files
+             if "os.replace(" in path.read_text(encoding="utf-8")}
+    assert found == {"bpe.py", "data/download.py", "nanoeuler.py",
+                     "nanoeuler_parts/files/writing.py", "nanoeuler_parts/runs/run.py"}
 
 
 # ---- untrusted names at a terminal

@@ -384,7 +384,7 @@ class Corpus:
         dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
         part, journal = f"{cache}.part", f"{cache}.part.json"
         try:
-            with open(part, "ab", opener=regular) as f:
+            with open(part, "ab", opener=bpe.private_as(cache)) as f:
                 need(lock(f), "another run writes these tokens; wait until it has ended")
                 count = self.append_tokens(f, journal, key, encode_chunk, dtype)
                 tokens = np.memmap(part, dtype, "r", shape=count["tokens"])

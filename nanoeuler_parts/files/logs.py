@@ -11,9 +11,10 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from collections import deque
 
-from bpe import need, note, read_bytes, reading, regular
+from bpe import need, note, private_as, read_bytes, reading, regular
 from nanoeuler_parts.files.texts import record_lines
 from nanoeuler_parts.files.writing import naming, need_writable
 
@@ -202,8 +203,12 @@ def open_log(path, step, kept=()):
     Records of later steps are cut off: an interrupted run logged them but did not save them.  So is
     the record that says how the run ended.  Step 0 empties the log.  If another run has the
     log open, because its checkpoint has the same log, this is an error.
+    A new log with a number may replace the log without it, so it is as private as that one.
     kept: records that an earlier Log could not write"""
-    with open(path, "ab+") as f:
+    opener = None
+    if not os.path.exists(path):
+        opener = private_as(re.sub(r"\.\d+\.jsonl$", ".jsonl", path))
+    with open(path, "ab+", opener=opener) as f:
         need_unlocked(f, path)
         with naming(path):
             f.seek(0)

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 
-from bpe import need, note, UserError
+from bpe import adopt_mode, need, note, private_as, UserError
 
 # Seconds after which a temporary file was left by a process that died: if the file is locked, or
 # where files cannot be locked, and if it is not
@@ -18,15 +18,17 @@ class WriteError(UserError):
 def replacing(path, remedy):
     """Yields the name of a temporary file for the caller to write.  At the end of the block, the
     file is flushed to disk and renamed to `path`.  The name contains the id of this process,
-    because another process may write the same path at the same time."""
+    because another process may write the same path at the same time.  A file that is replaced keeps
+    its mode, and the temporary file is never more open than that file."""
     path, temporary = target_of(path, remedy)
     remove_leftovers(path)
     try:
-        with open(temporary, "ab") as f:
+        with open(temporary, "ab", opener=private_as(path)) as f:
             locked(f)                        # until the block ends: the file is in use
             yield temporary
         with open(temporary, "rb+") as f:
             os.fsync(f.fileno())
+        adopt_mode(temporary, path)
         os.replace(temporary, path)
         with contextlib.suppress(OSError):   # flush the folder, too, if the system can
             folder = os.open(os.path.dirname(path), os.O_RDONLY)
