@@ -298,7 +298,7 @@ ENGINES = {"cpu": lambda: ne.Model, "gpu": gpu_model, "twin": twin_model}
 
 
 def lacks(engine):
-    """What of ne.Engine an engine has not, or with other parameters; more need defaults."""
+    """What of Engine an engine has not, or with other parameters; more need defaults."""
     asked = [name for name, x in vars(Engine).items()
              if name == "__init__" or not name.startswith("_") and callable(x)]
     assert {"ready", "__init__", "gradient", "update", "first_bad_tensor"} <= set(asked)

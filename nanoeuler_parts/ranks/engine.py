@@ -42,7 +42,7 @@ def uncut(x, starts):
 class Stopping:
     """The request to stop a run, for all ranks.  It is true once all ranks know that one of them
     caught a signal, so that all stop after the same step.
-    caught: the list of signals that ne.signals_caught yields"""
+    caught: the list of signals that `signals_caught` yields"""
 
     def __init__(self, caught=()):
         self.caught, self.agreed = caught, False

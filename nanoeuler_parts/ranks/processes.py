@@ -176,7 +176,7 @@ class RankErrors:
         return getattr(self.to, name)
 
 def launch_ranks(run, flags):
-    """Runs ne.launch on this rank of a run, and returns its exit code.  A rank that fails ends by
+    """Runs `launch` on this rank of a run, and returns its exit code.  A rank that fails ends by
     os._exit: a normal end of Python would wait for the GPU, which may wait for other ranks
     forever."""
     first = PLACE.rank == 0

@@ -21,7 +21,7 @@ def summed_ce(net, tokens, targets):
 
 
 class Twin:
-    """The peer as a nanoeuler.Engine, so that Run, SftRun and DpoRun train it.
+    """The peer as an Engine (runs/engine.py), so that Run, SftRun and DpoRun train it.
 
     Options of the GPU program, which have a --matmul, put it on the GPU."""
     program = "bench/twin.py"
