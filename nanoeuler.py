@@ -9,8 +9,8 @@ How to read this file
     I also runs alone, with bpe.py, which splits text into tokens.
     Part II computes the same sums faster, with tiles, blocks, threads and batches, and adds the
     optimizer Muon.  Most of its sections say which functions of Part I they replace.
-    What surrounds a model, such as runs that can be resumed, conversations and the command line, is
-    in the folder nanoeuler_parts, which Part III calls.
+    Everything else, such as runs that can be resumed, conversations and the command line, is in the
+    folder nanoeuler_parts, which Part III calls.
 
     python nanoeuler.py train [small|big]      train on data/shakespeare.txt, write nanoeuler.bin
     python nanoeuler.py sft [FILE]             train it to answer, write nanoeuler_chat.bin
@@ -3565,10 +3565,11 @@ def generate_many(reader, replies, pace=None):
 
 # ======== Part III: the way to nanoeuler_parts ========
 # Everything else is in the folder nanoeuler_parts, whose __init__.py lists it: the command line in
-# cli.py, training runs that can be resumed in runs/, conversations in chat/, files in checkpoint/.
+# cli.py, runs that can be resumed in runs/, conversations in chat/, the whole file of a checkpoint
+# in checkpoint/.
 
 # ==== 19 Command line and Python ====
-# {a name that docs/api.md documents as one of this module: the module that defines it}
+# Names that users take from this module: {name: the module that defines it}
 ELSEWHERE = {"load": "chat.speaker", "Speaker": "chat.speaker", "Sampling": "chat.sampling",
              "read_checkpoint": "checkpoint.file", "write_checkpoint": "checkpoint.file",
              "State": "checkpoint.state"}

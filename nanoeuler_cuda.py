@@ -1315,7 +1315,7 @@ def gain_of(p, i):
 class Model:
     """Parameters, gradients and moments on the device, and buffers for micro-batches (B, T).
 
-    The interface is Engine (runs/engine.py).  `update` and `losses` return results, and wait for the
+    The interface is Engine (runs/engine.py).  `update` and `losses` return results and wait for the
     device.  `gradient` waits for earlier work, queues its own, and returns."""
 
     program, talk, buffer_table = "nanoeuler_cuda.py", "c", staticmethod(buffer_table)

@@ -1,4 +1,4 @@
-"""What programs print: tables, numbers with their nouns, and progress."""
+"""Printed text: tables, numbers with their nouns, and progress."""
 import time
 
 from bpe import printable

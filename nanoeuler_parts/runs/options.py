@@ -21,7 +21,7 @@ class Option(NamedTuple):
     type: object
     range: tuple               # of a number, both ends included
     defaults: dict             # {verbs: default}
-    help: str = ""             # "": there is no flag
+    help: str = ""             # without one, the setting has no flag
     one_of: tuple = ()         # the texts that it may be
     adamw: dict = {}           # {verbs: default with --optimizer adamw}, where it differs
     several: bool = False      # does the flag take several values?
@@ -187,10 +187,10 @@ OPTIONS = [
            "launcher such as torchrun"),
 ]
 
-# The value of a setting in runs whose verb has no such setting
+# {setting: its value in runs whose verb lacks it}
 WITHOUT = {"optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0, "cuts": 0.0, "keep_best": False,
            "cooldown": 0.0}
-# The value of a setting in runs that were begun before there was such a setting
+# {setting: its value in runs that began before it existed}
 BEFORE = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0,
           "newton_schulz": 5, "embedding_lr": 3.0}
 
@@ -247,7 +247,7 @@ class RunOptions(Settings):
     def derived(self, **settings):
         """The same, for settings that follow from others and are not `given` by the user"""
         options = replace(self, **settings)
-        options.given = self.given           # it is no field
+        options.given = self.given           # `replace` copies fields only
         return options
 
 def field_of(option, verb):
