@@ -27,20 +27,6 @@ from nanoeuler_parts.runs.plan import steps_planned
 from nanoeuler_parts.runs.run import print_done, Run
 from nanoeuler_parts.runs.schedule import ON
 
-def print_more(run, out, s, options, chosen, engine):
-    """Prints how a run that is complete continues.  chosen: the settings that the user gave"""
-    asked = [f"{flag_of(name)} {digits_of(chosen[name])}" for name in sorted(LENGTH & chosen.keys())
-             if chosen[name]]
-    longer = f"--steps {2 * s.step}"
-    if not options.steps:
-        longer = f"{run.length_flag} {2 * getattr(options, run.length_flag[2:]):g}"
-    if asked:
-        print(f"{' and '.join(asked)}: expected more than the run has done, because a length "
-              f"counts from its first step.")
-    print(f"To train it further, give a longer total, such as\n    "
-          f"{typed(engine.program)} {run.verb} --resume --out {printable(shlex.quote(out))} "
-          f"{longer}\nTo start anew, replace --resume with --force.")
-
 LENGTH = {"steps", "minutes", "epochs"}
 # ENGINE_SETTINGS: settings that only some engines have.
 # FREE: settings that --resume may change: length, machine, the path of the data, and what is saved
@@ -192,6 +178,20 @@ def with_lower_rates(options):
     rates = {name: INIT_RATE * getattr(options, name) for name in ("lr", "muon_lr")
              if hasattr(options, name) and name not in options.given}
     return options.derived(**rates)
+
+def print_more(run, out, s, options, chosen, engine):
+    """Prints how a run that is complete continues.  chosen: the settings that the user gave"""
+    asked = [f"{flag_of(name)} {digits_of(chosen[name])}" for name in sorted(LENGTH & chosen.keys())
+             if chosen[name]]
+    longer = f"--steps {2 * s.step}"
+    if not options.steps:
+        longer = f"{run.length_flag} {2 * getattr(options, run.length_flag[2:]):g}"
+    if asked:
+        print(f"{' and '.join(asked)}: expected more than the run has done, because a length "
+              f"counts from its first step.")
+    print(f"To train it further, give a longer total, such as\n    "
+          f"{typed(engine.program)} {run.verb} --resume --out {printable(shlex.quote(out))} "
+          f"{longer}\nTo start anew, replace --resume with --force.")
 
 def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=None, **chosen):
     """Starts a run from a preset or from the weights in a file, or resumes the run `out`.
