@@ -112,3 +112,9 @@ def test_parts_are_all_there_is(share, n, step):
         assert parts[0][0] == 0 and parts[-1][1] == n and len(parts) <= share
         assert all(i1 == j0 for (_, i1), (j0, _) in zip(parts, parts[1:]))
         assert all(0 < i1 - i0 <= -(-n // share) + step and i0 % step == 0 for i0, i1 in parts)
+
+
+def test_waiting_threads_spin_for_a_moment_and_then_sleep():
+    """The import sets both, unless the user has. Without them, a token takes up to 1.5 times as
+    long (bench/NOTES.md)."""
+    assert {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} <= os.environ.keys()
