@@ -32,7 +32,7 @@ ON_GPU = ("nanoeuler_cuda.py", "nanoeuler_parts/gpu/", "nanoeuler_parts/tensor_c
           "nanoeuler_parts/ranks/")
 
 
-# What a careless edit makes of a comparison. A weaker one accepts more.
+# A careless edit may turn a comparison into one of these weaker ones, which accept more.
 WEAKER = {ast.Eq: (ast.LtE, ast.GtE), ast.Lt: (ast.LtE,), ast.Gt: (ast.GtE,)}
 
 
@@ -150,7 +150,7 @@ def of_error(error):
 
 def accepting(error):
     """The texts of the `weaker` operands that would have accepted what this error rejects. One that
-    cannot be computed, such as <= of two dicts, counts as well: it is no working program."""
+    cannot be computed, such as <= of two dicts, counts as well, because every call would fail."""
     frame, _ = frame_of(error)
     names, found = {**frame.f_globals, **frame.f_locals}, set()
     for text, code in weaker(of_error(error)).items():

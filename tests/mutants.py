@@ -270,9 +270,9 @@ def imported_in(tree):
 
 class Names:
     """Which functions, classes and constants of the programs use which, by their names. That is
-    more than really happens, as two methods may share a name. What a kernel may contain is known
-    more exactly: a name counts with the file that defines it, and a variable of a function, which
-    may be named like a function elsewhere, does not count."""
+    more than really happens, as two methods may share a name. For kernels the
+    answer is more exact. A name counts with the file that defines it. A variable of a function does
+    not count, as it may be named like a function elsewhere."""
 
     def __init__(self):
         self.users = {}                      # name -> names of its users

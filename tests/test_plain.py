@@ -196,7 +196,7 @@ def test_another_file_is_rejected(tmp_path, content):
 # ---- validation
 @pytest.mark.parametrize("n", range(150, 190))
 def test_bits_per_byte_are_those_of_the_whole_held_out_text(n, capsys):
-    """Whatever is left over in the last window: the targets spell the text, each byte once."""
+    """The targets spell the text, each byte once, also if the last window is not full."""
     text = "to be or not to be, thät is the quéstion; ".encode()
     text = (text * 9)[:n].decode(errors="ignore").encode()
     run = ne.PlainRun(ne.Config(**TINY | dict(seq_len=8, vocab_size=262, n_mtp=2)), text, "", 1)

@@ -204,7 +204,7 @@ def test_a_vocabulary_has_its_range():
 
 # ---- all other ranges of the programs
 class Accepted(Exception):
-    """The value is inside the range. What the program does with it is another question."""
+    """The value is inside the range. Its later use is another question."""
 
 
 def accept(*args, **options):
