@@ -1,6 +1,7 @@
 """JSON mode: what the automaton accepts, the masks of tokens, replies, schemas that are refused."""
 import json
 import math
+import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,7 +17,9 @@ from servers import chat_model, post, serving
 
 import nanoeuler as ne
 from nanoeuler_parts.chat import json_frames, json_mode, json_schema
+from nanoeuler_parts.chat.json_frames import encoded
 from nanoeuler_parts.chat.json_mode import after_bytes, compiled, Constraint, is_complete, Trie
+from nanoeuler_parts.chat.json_schema import same
 from nanoeuler_parts.checkpoint.bundled import SHIPPED
 from nanoeuler_parts.files.texts import json_beginning
 
@@ -456,6 +459,112 @@ def test_what_other_schemas_accept(schema, good, bad):
     assert not any(accepts(start, text) for text in bad)
 
 
+# ---- constants and limits that no value fits
+CONSTANTS = [
+    0, 1, 1.0, -1, 2.5, 3, 10, 1.5e-7, 1e20, 10 ** 18 + 1, 123456789012345678, True, False, None,
+    "", "a", "ab", "abcd", "é😀", "1", [], [1], [1.0, True], ["a", "a"], [[1], 2], {}, {"a": 1},
+    {"b": 1, "a": 2}, {"a": 2, "b": 1.0}, {"a": "x", "c": [1]}, {"é": None, "b": {"a": 1}}]
+
+
+def some_schema(rnd, depth=2):
+    """A random schema of supported keywords.  Its constants and limits often contradict others."""
+    if rnd.random() < 0.1:
+        return rnd.random() < 0.7
+    n = lambda: rnd.choice([0, 1, 1, 2, 2.0, 3, 5])
+    part = lambda: some_schema(rnd, depth - 1)
+    parts = lambda: [part() for _ in range(rnd.randint(1, 3))]
+    kinds = ["integer", "number", "string", "null", "boolean", "array", "object"]
+    make = {
+        "type": lambda: rnd.choice([rnd.choice(kinds), rnd.sample(kinds, 3)]),
+        "enum": lambda: rnd.sample(CONSTANTS, rnd.randint(1, 8)),
+        "const": lambda: rnd.choice(CONSTANTS), "minimum": n, "maximum": n, "exclusiveMinimum": n,
+        "exclusiveMaximum": n, "minLength": n, "maxLength": n, "minItems": n, "maxItems": n,
+        "minProperties": n, "maxProperties": n,
+        "pattern": lambda: rnd.choice(["^a", "b$", "^[a-c]*$", "1"]),
+        "required": lambda: rnd.sample("abc", rnd.randint(0, 2))}
+    if depth:
+        make |= {"properties": lambda: {name: part() for name in rnd.sample("abc", 2)},
+                 "additionalProperties": part, "propertyNames": part, "items": part,
+                 "patternProperties": lambda: {"^a": part()}, "prefixItems": parts, "allOf": parts,
+                 "anyOf": parts, "oneOf": parts,
+                 "dependentRequired": lambda: {"a": ["b"]}}
+    return {name: make[name]() for name in rnd.sample(sorted(make), rnd.randint(1, 4))}
+
+
+def test_constants_that_fit_are_those_of_jsonschema():
+    """An enum beside any keywords: jsonschema says which of its constants may be written, all of
+    them, and that a schema is refused only if it has none."""
+    jsonschema = needs("jsonschema")
+    rnd, counts = random.Random(5), {"some": 0, "none": 0}
+    for _ in range(1200):
+        values = rnd.sample(CONSTANTS, rnd.randint(1, 12))
+        schema = some_schema(rnd)
+        schema = rnd.choice([
+            lambda: {"allOf": [schema, {"enum": values}]},
+            lambda: {"enum": values, **(schema if isinstance(schema, dict) else {})}])()
+        validator = jsonschema.Draft202012Validator(schema)
+        fitting = [x for x in CONSTANTS if validator.is_valid(x)]
+        try:
+            frame, _ = compiled(as_text(schema))
+        except ne.UserError as e:
+            assert "not supported" in str(e) or not fitting, (schema, fitting, e)
+            counts["none"] += 1
+            continue
+        written = [x for x in CONSTANTS if accepts((frame,), encoded(x))]
+        assert {*map(same, written)} == {*map(same, fitting)}, (schema, written, fitting)
+        counts["some"] += 1
+    assert min(counts.values()) > 100, counts
+
+
+def test_what_no_value_fits_is_left_out():
+    """In an alternative, an optional property or one of several types: random schemas without
+    constants.  All texts that a frame accepts fit."""
+    jsonschema = needs("jsonschema")
+    rnd, n = random.Random(6), 0
+    for _ in range(300):
+        low, high = rnd.choice([("minLength", "maxLength"), ("minItems", "maxItems"),
+                                ("minimum", "maximum"), ("minProperties", "maxProperties")])
+        alternatives = [{"type": "null"}, {low: 5, high: 2, "type": ["string", "array", "integer",
+                                                                     "object"][rnd.randrange(4)]}]
+        rnd.shuffle(alternatives)
+        schema = rnd.choice([
+            lambda: {"anyOf": alternatives},
+            lambda: {"oneOf": alternatives},
+            lambda: {"type": ["null", "string", "array", "integer", "object"], low: 5, high: 2},
+            lambda: {"type": "array", "items": {"anyOf": alternatives}},
+            lambda: {"properties": {"a": alternatives[0], "b": alternatives[1]}}])()
+        frame, _ = compiled(as_text(schema))
+        for value in (None, "", "abcdef", [], [None], {}, {"a": None}, {"b": None}, 3, 7):
+            if accepts((frame,), encoded(value)):
+                assert jsonschema.Draft202012Validator(schema).is_valid(value), (schema, value)
+                n += 1
+    assert n > 300
+
+
+@pytest.mark.parametrize("schema, good, bad", [
+    ({"type": "string", "maxLength": 3, "anyOf": [{"minLength": 5}, {"maxLength": 2}]},
+     ["ab"], ["abc"]),
+    ({"type": "array", "maxItems": 1, "anyOf": [{"minItems": 2}, {"items": {"type": "null"}}]},
+     [[None], []], [[1]]),
+    ({"type": "integer", "enum": [123456789012345678, 1]}, [123456789012345678, 1], [12]),
+    ({"type": "integer", "const": 1.0}, [1.0], [2]),
+    ({"enum": [1e20, 5], "minimum": 0}, [1e20, 5], [1]),
+    ({"type": "object", "properties": {"a": {}, "b": {}}, "enum": [{"b": 1, "a": 2}]},
+     [{"b": 1, "a": 2}], [{"a": 2}]),
+    ({"maxLength": 3, "enum": ["abcd", "abc", 5]}, ["abc", 5], ["abcd"]),
+    ({"allOf": [{"enum": [1, 2]}, {"enum": [1.0, 3]}]}, [1], [2, 3]),
+    ({"oneOf": [{"maximum": 3, "type": "integer"}, {"minimum": 5, "type": "integer"}]}, [3, 5],
+     [4]),
+    ({"oneOf": [{"const": "a"}, {"const": "b"}, {"type": "string", "minLength": 3}]},
+     ["a", "xyz"], ["xy"]),
+    ({"type": "string", "maxLength": 2.0}, ["ab"], ["abc"]),
+    ({"$schema": "draft-04", "type": "integer", "enum": [1.0, 2]}, [2], [1.0])])
+def test_a_schema_with_values_is_not_refused(schema, good, bad):
+    start = compiled(as_text(schema))[0],
+    assert all(accepts(start, encoded(value)) for value in good)
+    assert not any(accepts(start, encoded(value)) for value in bad)
+
+
 @pytest.mark.parametrize("schema", [
     '{"type": "integer", "maximum": 120}', '{"type": "number", "minimum": 0.5, "maximum": 20}',
     '{"minimum": -1e300}', '{"exclusiveMinimum": 0, "maximum": 1e-5}', '{"enum": [1, 12, 123]}',
@@ -509,7 +618,7 @@ def chained(n):
     {"enum": [*range(1000, 2200)], "allOf": [
         {"anyOf": [{"minimum": -2 * i}, {"minimum": -2 * i - 1}]} for i in range(8)]},
     {"enum": ["x" * 2000 + f"{i}" for i in range(50)],
-     "anyOf": [{"pattern": f"^x*{i}?.*$"} for i in range(60)]},
+     "anyOf": [{"pattern": f"^x*{i}?y$"} for i in range(60)]},
     {"oneOf": [{"type": "object", "required": ["k"], "properties": {"k": {
         "enum": [f"{i}_{j}" for j in range(40)]}}} for i in range(60)]},
     {"pattern": "^[" + "".join(chr(0x4E00 + 2 * i) for i in range(2500)) + "]{1,60}$"},

@@ -37,6 +37,7 @@ PIECE = 2000                     # steps between two calls of `alive`
 # Steps of the larger pieces of the work, by their time.  A comparison, or a byte that one
 # alternative reads, is one step.
 FOR_PART, FOR_MERGE = 20, 70     # a part of a schema; its keywords, in one form
+FOR_CONSTANT = 6                 # compared with one part of a schema
 
 TYPES = "array", "object", *SCALARS
 # Keywords by the type that they restrict.  Without `type`, they imply it.
@@ -70,7 +71,7 @@ def draft_of(schema):
 
 
 def is_whole(x):
-    return type(x) is int and x >= 0
+    return (type(x) is int or type(x) is float and x.is_integer()) and x >= 0
 
 
 def is_number(x):
@@ -165,15 +166,45 @@ def type_of(value):
             dict: "object", type(None): "null"}[type(value)]
 
 
-def alike(a, b):
-    """May a value in `a` equal one in `b`?  1 equals 1.0, but not true."""
-    def key(value):
-        kind = type_of(value)
-        if kind in ("integer", "number"):
-            return "number", float(value)
-        return kind, encoded(value) if kind in SCALARS else b""
+def same(value):
+    """A key that two values share if JSON Schema calls them equal: 1 and 1.0, but not true, and
+    objects with their names in any order"""
+    if isinstance(value, dict):
+        return "object", frozenset((name, same(x)) for name, x in value.items())
+    if isinstance(value, list):
+        return "array", tuple(map(same, value))
+    kind = type_of(value)
+    return "number" if kind == "integer" else kind, value
 
-    return bool({*map(key, a)} & {*map(key, b)})
+
+def within(n, schema, name):
+    """Is a number within the limits of a schema?     name: "Items", "Length" or "Properties" """
+    return schema.get(f"min{name}", 0) <= n <= schema.get(f"max{name}", NO_LIMIT)
+
+
+def apart(a, b, kind):
+    """Do the limits of two plain schemas for a type leave no value in common?"""
+    name = {"string": "Length", "array": "Items", "object": "Properties"}.get(kind)
+    if name:
+        least = max(schema.get(f"min{name}", 0) for schema in (a, b))
+        return any(least > schema.get(f"max{name}", NO_LIMIT) for schema in (a, b))
+    if kind not in ("integer", "number"):
+        return False
+    low = max(schema.get(name, -NO_LIMIT) for schema in (a, b)
+              for name in ("minimum", "exclusiveMinimum"))
+    high = min(schema.get(name, NO_LIMIT) for schema in (a, b)
+               for name in ("maximum", "exclusiveMaximum"))
+    excluded = any(schema.get("exclusiveMinimum") == low or schema.get("exclusiveMaximum") == high
+                   for schema in (a, b))
+    return low > high or low == high and excluded
+
+
+def items_of(schema):
+    """(the schemas of the first items of an array, the schema of all others)"""
+    items = schema.get("items", {})
+    if isinstance(items, list):
+        return items, schema.get("additionalItems", {})
+    return schema.get("prefixItems", []), items
 
 
 def kinds_of(schema):
@@ -196,8 +227,8 @@ def both_schemas(a, b, where):
 
 
 def both_values(a, b, where):
-    others = {encoded(value) for value in b}
-    return [value for value in a if encoded(value) in others]
+    others = {*map(same, b)}
+    return [value for value in a if same(value) in others]
 
 
 def equal(a, b, where):
@@ -286,6 +317,8 @@ class Compiler:
             self.need_no_base(schema, where)
             return self.reference(schema["$ref"], depth, where)
         plain, choices = self.flat(schema, where)
+        if "enum" in plain:
+            return self.enumerated(plain, choices, where)
         if choices:
             return self.chosen(plain, choices, depth, where)
         return self.plain(plain, depth, where)
@@ -324,6 +357,11 @@ class Compiler:
                 place = place[key]
             self.need_no_base(place, where)
         return place
+
+    def need_schema(self, schema, where):
+        need(isinstance(schema, dict), lambda: f"{where}: expected an object, true or false as a "
+             f"schema, found {shown(schema)}")
+        self.need_no_base(schema, where)
 
     def need_no_base(self, schema, where):
         """Within a schema that has an address of its own, $ref means other places, and its $schema
@@ -364,9 +402,7 @@ class Compiler:
             return {}, []
         if schema is False:
             raise Impossible(f"{where}: no value fits false")
-        need(isinstance(schema, dict), lambda: f"{where}: expected an object, true or false as a "
-             f"schema, found {shown(schema)}")
-        self.need_no_base(schema, where)
+        self.need_schema(schema, where)
         plain, choices = self.checked(schema, where), []
         parts = []                           # (schema, where), which hold as well
         if "$ref" in plain:
@@ -409,6 +445,8 @@ class Compiler:
                 self.spend(members(value) // 4)
                 need(fits(value), lambda: f"{where}: {name} is {shown(value)}, expected "
                      f"{expected}")
+                if type(value) is float and fits is is_whole:
+                    plain[name] = int(value)
         if "const" in plain:
             plain = merged(plain, {"enum": [plain.pop("const")]}, where)
         for side in "Minimum", "Maximum":    # draft 4: true beside minimum
@@ -416,17 +454,15 @@ class Compiler:
                 exclusive, limit = plain.pop(f"exclusive{side}"), plain.pop(side.lower(), None)
                 if limit is not None:
                     plain[f"exclusive{side}" if exclusive else side.lower()] = limit
-        for name in "Items", "Length", "Properties":
-            self.limits(plain, name, where)
         if not plain.get("uniqueItems"):
             plain.pop("uniqueItems", None)
         return plain
 
     def limits(self, schema, name, where):
         least, most = schema.get(f"min{name}", 0), schema.get(f"max{name}", NO_LIMIT)
-        need(type(least) is int and (type(most) is int or most == NO_LIMIT) and
-             0 <= least <= most, lambda: f"{where}: expected whole numbers 0 <= min{name} <= "
-             f"max{name}, found {least} and {most}")
+        if least > most:
+            raise Impossible(f"{where}: expected whole numbers 0 <= min{name} <= max{name}, found "
+                             f"{least} and {most}")
         return least, most
 
     def dependencies(self, plain, where):
@@ -507,18 +543,14 @@ class Compiler:
         self.spend(10)
         if "enum" in a and "enum" in b:
             self.spend(2 * (len(a["enum"]) + len(b["enum"])))
-            return not alike(a["enum"], b["enum"])
+            return not both_values(a["enum"], b["enum"], "")
         for one, other in (a, b), (b, a):
-            if "enum" in one and "type" in other:
-                kinds = [other["type"]] if isinstance(other["type"], str) else other["type"]
-                if not any(type_of(value) in kinds or "number" in kinds and
-                           type_of(value) == "integer" or "integer" in kinds and
-                           type_of(value) == "number" for value in one["enum"]):
-                    return True
-        if "enum" in a or "enum" in b or "type" not in a or "type" not in b:
+            if "enum" in one:
+                return not any(self.fits_checked(value, other, "") for value in one["enum"])
+        if "type" not in a or "type" not in b:
             return False
         kinds = {*both_types(a["type"], b["type"], "")}
-        if not kinds:
+        if all(apart(a, b, kind) for kind in kinds):
             return True
         if kinds != {"object"} or level > 3:
             return False
@@ -540,8 +572,6 @@ class Compiler:
 
     # ---- 2. plain schemas
     def plain(self, schema, depth, where):
-        if "enum" in schema:
-            return self.enumerated(schema, where)
         kinds = kinds_of(schema)
         if "type" not in schema and not kinds:
             return any_value(depth)
@@ -556,19 +586,95 @@ class Compiler:
             raise problem
         return union(frames)
 
-    def enumerated(self, schema, where):
+    def enumerated(self, schema, choices, where):
+        """The frame of the constants of enum or const that fit the other keywords and choices"""
         self.spend(self.size_of(schema["enum"]))
-        texts = {encoded(value): 0 for value in schema["enum"]}
-        others = {name: value for name, value in schema.items() if name not in ("enum", "format")}
-        if others:
-            try:
-                frame = self.plain(others, MOST_DEPTH, where)
-                texts = {text: 0 for text in texts if accepts(frame, text, self.spend)}
-            except Impossible:
-                texts = {}
+        others = {name: value for name, value in schema.items() if name != "enum"}
+        rules = [others] * bool(others) + [{name: schemas} for name, schemas in choices]
+        texts = {encoded(value): 0 for value in schema["enum"]
+                 if all(self.fits_checked(value, rule, where) for rule in rules)}
         if not texts:
             raise Impossible(f"{where}: no value of enum or const fits the schema")
         return words(*texts)
+
+    # ---- constants.  `format` says nothing about them, and no keyword implies a type
+    def fits(self, value, schema, where):
+        """Does a constant fit a schema?"""
+        if isinstance(schema, bool):
+            return schema
+        self.spend(FOR_PART)
+        self.need_schema(schema, where)
+        return self.fits_checked(value, self.checked(schema, where), where)
+
+    def fits_checked(self, value, plain, where):
+        """Does a constant fit a schema with keywords as in `checked`?"""
+        self.spend(FOR_CONSTANT)
+
+        def each(name):
+            return (self.fits(value, schema, f"{where}/{name}/{i}")
+                    for i, schema in enumerate(plain[name]))
+
+        if "$ref" in plain and not self.fits(value, self.at(plain["$ref"], where), plain["$ref"]):
+            return False
+        if not ("allOf" not in plain or all(each("allOf"))):
+            return False
+        if not ("anyOf" not in plain or any(each("anyOf"))):
+            return False
+        if not ("oneOf" not in plain or sum(each("oneOf")) == 1):
+            return False
+        for name, schemas in self.dependencies({**plain}, where):
+            if not self.fits_checked(value, {name: schemas}, where):
+                return False
+        if "enum" in plain:
+            self.spend(self.size_of(plain["enum"]))
+            if not both_values([value], plain["enum"], where):
+                return False
+        return self.has_type(value, plain) and self.fits_limits(value, plain, where)
+
+    def has_type(self, value, plain):
+        kinds, kind = kinds_of({"type": plain.get("type", [*TYPES])}), type_of(value)
+        whole = kind == "number" and value.is_integer() and self.draft >= 6      # 1.0
+        return kind in kinds or kind == "integer" and "number" in kinds or (
+            whole and "integer" in kinds)
+
+    def fits_limits(self, value, plain, where):
+        """Do the keywords of KEYWORDS for the type of a constant hold?"""
+        if isinstance(value, str):
+            return within(len(value), plain, "Length") and ("pattern" not in plain or accepts(
+                self.matching(plain["pattern"], where), encoded(value), self.spend))
+        if is_number(value):
+            step = plain.get("multipleOf", 1)
+            need(step > 0, lambda: f"{where}: multipleOf is {shown(step)}, expected more than 0")
+            return (plain.get("minimum", value) <= value <= plain.get("maximum", value)
+                    and plain.get("exclusiveMinimum", -NO_LIMIT) < value
+                    and value < plain.get("exclusiveMaximum", NO_LIMIT)
+                    and ("multipleOf" not in plain
+                         or Fraction(repr(value)) % Fraction(repr(step)) == 0))
+        if isinstance(value, list):
+            return within(len(value), plain, "Items") and self.fits_items(value, plain, where)
+        if isinstance(value, dict):
+            return (within(len(value), plain, "Properties")
+                    and {*plain.get("required", ())} <= value.keys()
+                    and all(self.fits_member(name, x, plain, where) for name, x in value.items()))
+        return True
+
+    def fits_items(self, value, plain, where):
+        first, rest = items_of(plain)
+        return (not plain.get("uniqueItems") or len({*map(same, value)}) == len(value)) and all(
+            self.fits(x, first[i] if i < len(first) else rest, f"{where}/items")
+            for i, x in enumerate(value))
+
+    def fits_member(self, name, value, plain, where):
+        """Does a name of a constant object, with its value, fit?"""
+        text = encoded(name)
+        parts = [plain["properties"][name]] if name in plain.get("properties", ()) else []
+        for pattern, part in plain.get("patternProperties", {}).items():
+            if accepts(self.matching(pattern, f"{where}/patternProperties"), text, self.spend):
+                parts.append(part)
+        if not parts:
+            parts.append(plain.get("additionalProperties", True))
+        return self.fits(name, plain.get("propertyNames", True), f"{where}/propertyNames") and all(
+            self.fits(value, part, f"{where}/properties/{name}") for part in parts)
 
     def too_deep(self, where):
         return f"{where}: expected at most {MOST_DEPTH} objects and arrays inside each other"
@@ -640,10 +746,7 @@ class Compiler:
 
     def array(self, schema, depth, where):
         least, most = self.limits(schema, "Items", where)
-        items = schema.get("items", {})
-        first, rest = schema.get("prefixItems", []), items
-        if isinstance(items, list):
-            first, rest = items, schema.get("additionalItems", {})
+        first, rest = items_of(schema)
         need(isinstance(first, list), f"{where}: prefixItems: expected a list of schemas")
         need(not schema.get("uniqueItems") or most <= 1, f"{where}: the keyword uniqueItems is "
              f"not supported, except for at most one item")
