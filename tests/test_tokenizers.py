@@ -3,6 +3,7 @@ import copy
 import functools
 import json
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -351,46 +352,46 @@ def trained_bytes():
     return bpe.train(PROSE.encode(), 400, SPECIALS).to_json()
 
 
-def with_added(form, names, first=400, **flags):
-    """A tokenizer.json with added tokens; flags: of those of some names, by a letter"""
+def with_added(form, names, first=400):
+    """A tokenizer.json with added tokens"""
     root = json.loads(trained_bytes())
     root["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": FORMS_OF_WORDS[form]}
     for k, name in enumerate(names):
-        entry, = bpe.added_tokens({name: first + k}, special=False)
-        root["added_tokens"].append({**entry, **flags.get(name, {})})
+        root["added_tokens"] += bpe.added_tokens({name: first + k}, special=False)
     return root
 
 
-@pytest.mark.parametrize("form", FORMS_OF_WORDS)
+@pytest.mark.parametrize("form", [*FORMS_OF_WORDS, *BLANKS])
 def test_added_tokens_are_made_as_in_tokenizers(form):
     """Names of the letters of words, blanks and special tokens, in random texts of the same
     pieces.  A file that tokenizers may read otherwise is rejected."""
-    rnd, pieces, read = random.Random(form), "ab<|>s </_th", 0
-    for _ in range(150):
-        names = sorted({"".join(rnd.choices(pieces, k=rnd.randint(2, 5))) for _ in range(3)})
-        names = [*names, *rnd.sample(["<think>", "    ", "\u00e9\u4e16", "th", "s>"], 2)]
-        flags = {name: {"special": rnd.random() < 0.2, "normalized": rnd.random() < 0.2}
-                 for name in names}
-        root = json.loads(json.dumps(with_added(form, dict.fromkeys(names), **flags)))
+    rnd, letters, read = random.Random(form), "ab<|>s </_th\u2581", 0
+    for _ in range(100 if form in FORMS_OF_WORDS else 40):
+        names = {"".join(rnd.choices(letters, k=rnd.randint(2, 5))) for _ in range(3)}
+        names = sorted(names.union(rnd.sample(["<think>", "    ", "\u00e9\u4e16", "th", "s>"], 2)))
+        root = (with_added(form, ()) if form in FORMS_OF_WORDS else
+                pieces(form, begins=False, ignore_merges=rnd.random() < 0.2))
         vocab = root["model"]["vocab"]
-        free = 400                           # as tokenizers counts
-        for token in root["added_tokens"]:
-            token["id"] = vocab.get(token["content"], free)
-            free = max(free, token["id"] + 1)
+        free = len(vocab)                    # as tokenizers counts
+        for name in names:
+            entry, = bpe.added_tokens({name: vocab.get(name, free)}, special=rnd.random() < 0.2)
+            root["added_tokens"].append({**entry, "normalized": rnd.random() < 0.2})
+            free = max(free, entry["id"] + 1)
         try:
             ours = tokenizer_of_json(json.dumps(root).encode(), 0)
         except bpe.UserError as e:
-            assert "overlap" in str(e) or "ordinary" in str(e), e
+            assert re.search("overlap|ordinary|normalized|splits", str(e)), e
             continue
         read += 1
         again, peer = bpe.Tokenizer.from_json(ours.to_json()), peer_of(json.dumps(root))
         assert again.hash() == ours.hash() and again.symbols == ours.symbols
+        others = SPECIALS * (not getattr(ours, "whole", False))
         for _ in range(20):
-            text = "".join(rnd.choices([*names, *SPECIALS, *pieces, " the", "12"], k=12))
+            text = "".join(rnd.choices([*names, *others, *letters, " the", "12"], k=12))
             ids = peer.encode(text).ids
             assert ours.encode(text).tolist() == again.encode(text).tolist() == ids, (names, text)
-            assert ours.decode(ids) == text.encode()
-    assert read > 20
+            assert form in BLANKS or ours.decode(ids) == text.encode()
+    assert read > 4
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe"])
@@ -438,7 +439,7 @@ def test_the_end_of_an_answer_is_special(tmp_path):
 
 
 def test_a_special_token_that_is_a_whole_text_is_not_made():
-    """Also where a text that is a token needs no merges"""
+    """Also where a text that is a token needs no merges.  There, tokenizers makes it."""
     ours = tokenizer_of(pieces("Llama 2", ignore_merges=True))
     assert 2 not in ours.encode("</s>")
 

@@ -156,6 +156,8 @@ class PieceTokenizer(bpe.Tokenizer):
         id_of = self._ids
         self.merges = [(id_of[left], id_of[right]) for left, right in self._pairs]
         made = [left + right for left, right in self._pairs]
+        bad = sorted(self.specials.keys() & {*made})[:3]
+        need(not bad, f"special tokens {bad} are also ordinary tokens; choose names like </s>")
         self.unknown = model.get("unk_token")
         self.fuses = bool(model.get("fuse_unk"))
         # ignore_merges: a text that is a token needs no merges
