@@ -419,6 +419,78 @@ def test_the_queue_has_a_limit_and_requests_a_time(file):
     assert sorted(engine.free) == [0, 1]
 
 
+def test_a_client_cannot_fill_the_queue_of_the_others(file):
+    from nanoeuler_parts.serve.engine import Busy, CLIENTS
+    engine = engine_of(file, queue=2)
+    for i in range(CLIENTS):
+        engine.submit([answer([1], client=f"{i}") for _ in range(2)])
+        engine.submit([answer([1], client=f"{i}") for _ in range(2 if i == 0 else 0)])
+        with pytest.raises(Busy, match="the limit is 2 of one client"):
+            engine.submit([answer([1], client=f"{i}") for _ in range(3)])
+    with pytest.raises(Busy, match="10 are waiting, the limit is 8 of all clients"):
+        engine.submit([answer([1], client="new")])
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+def test_one_client_cannot_keep_all_slots(slots, file):
+    """Another client's answer begins after some steps, and so does a third one's.  An answer that
+    was preempted for them is bit-identical to the same one alone, also if its text slides."""
+    from nanoeuler_parts.serve.engine import PATIENCE
+    engine = engine_of(file, slots=slots)
+    ids = [[i, *range(20)] for i in range(4)]
+    many = [answer(x, tokens=150, seed=i, client="a") for i, x in enumerate(ids)]
+    engine.submit(many)
+    for _ in range(100):                     # beyond the context of 96 tokens
+        engine.step()
+    assert len(engine.active) == slots
+    others = [answer([7], tokens=1000, client="b"), answer([8], tokens=1000, client="c")]
+    for other in others[:slots - 1]:
+        engine.submit([other])
+        for _ in range(PATIENCE + 2):
+            engine.step()
+        assert len(other.reply.tokens) > 0
+    assert engine.running() == {"a": 1, "b": 1, **({"c": 1} if slots == 3 else {})}
+    engine.cancel(others)
+    while engine.unfinished():
+        engine.step()
+    for i, one in enumerate(many):
+        alone = finished(engine_of(file), answer(ids[i], tokens=150, seed=i))
+        assert one.reply.tokens == alone.reply.tokens and one.reply.finish == "length"
+        assert one.cached == 0 and engine.stats.counters["prompt_tokens"] < 4 * 21 + 3
+
+
+def test_clients_get_the_slots_in_turns(file):
+    """With one slot, whoever has had none for the longest time gets it, and then the earliest."""
+    engine, order = engine_of(file, slots=1), []
+    engine.tell = lambda news: order.extend(a.client for a, n in news if n.finish)
+    for client in "aaaabbc":
+        engine.submit([answer([1], tokens=1, client=client)])
+    while engine.unfinished():
+        engine.step()
+    assert "".join(order) == "abcabaa"
+
+
+def test_clients_have_their_explanations_in_turns(file):
+    from nanoeuler_parts.serve.engine import Busy, MOST_JOBS
+    engine, order = engine_of(file), []
+
+    def job(name):
+        def work():
+            yield
+            order.append(name)
+        return work
+
+    for name in "a" * MOST_JOBS:
+        engine.later(job(name), name)
+    with pytest.raises(Busy):
+        engine.later(job("a"), "a")
+    for name in "bbc":
+        engine.later(job(name), name)
+    while engine.jobs:
+        engine.step()
+    assert "".join(order) == "abcab" + "a" * (MOST_JOBS - 2)
+
+
 def test_whatever_changes_wakes_the_engine(file, monkeypatch):
     """Its thread waits without a time limit: one notification that is lost would stop it."""
     engine, woken = engine_of(file), []

@@ -81,7 +81,7 @@ class Rendered:
 
     def __init__(self, monkeypatch):
         self.conversations, self.messages, self.original = 0, 0, templates.chat_ids
-        monkeypatch.setattr("nanoeuler_parts.chat.templates.chat_ids", self.chat_ids)
+        monkeypatch.setattr(protocol, "chat_ids", self.chat_ids)
 
     def chat_ids(self, template, messages, *args):
         self.conversations += 1

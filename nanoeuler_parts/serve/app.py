@@ -572,7 +572,8 @@ class Server:
             work = explainer.trajectory(ids, chosen)
         else:
             work = explainer.rivals(reader.length, ids, chosen, address_of(request))
-        return as_json(await until_gone(request, model.engine.later(work)))
+        job = model.engine.later(work, address_of(request))
+        return as_json(await until_gone(request, job))
 
     async def list_runs(self, request):
         return as_json({"runs": await self.disk.call(request, self.runs.listed),

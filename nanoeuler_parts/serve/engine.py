@@ -2,7 +2,8 @@
 
 One thread owns the decoder.  A step has three phases:
     1. An answer whose client has left, or whose time is over, releases its slot.
-    2. Waiting answers take the free slots.  If some slot holds the beginning of the prompt in its
+    2. Waiting answers take the free slots; the client with the fewest running answers comes first.
+       If some slot holds the beginning of the prompt in its
        KV cache, and its prompt has the same owner, that beginning is reused or copied, not read
        again.  See `Answer.cache_owner`.
     3. Every answer whose prompt has been read samples its next token with `next_tokens` of
@@ -19,7 +20,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
@@ -31,7 +32,9 @@ from nanoeuler_parts.chat.sampling import Sampling
 from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.serve.log import log_fault
 
-MOST_JOBS = 16               # maximum number of waiting explanations
+MOST_JOBS = 16               # maximum number of waiting explanations of one client
+CLIENTS = 4                  # the queues have room for so many clients with full queues
+PATIENCE = 8                 # steps that a client without a running answer waits for a free slot
 PIECE_SECONDS = 0.1          # target time of a step that reads pieces of prompts
 FEWEST_ROWS = 8              # minimum of `Engine.rows`, rows of prompts per step
 SCORED_ROWS = 64             # rows per step of a prompt whose log-probabilities are requested
@@ -115,7 +118,8 @@ class Turns:
 class Engine:
     """Runs answers in the slots of a decoder.
     make: returns the decoder.  The engine's thread calls it, and alone runs the decoder.
-    queue: maximum number of answers that may wait for a slot     threads: 0: Numba's default
+    queue: maximum number of answers of one client that may wait for a slot
+    threads: 0: Numba's default
     turns: shared with the engines of other models     stats: metrics.Stats
     """
 
@@ -123,10 +127,11 @@ class Engine:
         self.make, self.stats, self.most, self.threads = make, stats, queue, threads
         self.turns = turns or Turns()
         self.changed = threading.Condition()
-        self.waiting, self.jobs = deque(), deque()
+        self.waiting, self.jobs = deque(), {}            # {client: its jobs}, the next one first
         self.draining = self.closing = False             # accept no new answers; end the thread
         self.active, self.free, self.used = {}, [], {}   # {slot: Answer}; slots; {slot: last use}
-        self.owners = {}                   # {slot: the owner of its prompt}
+        self.owners = {}                     # {slot: the owner of its prompt}
+        self.served, self.kept_waiting = {}, 0           # {client: when it last got a slot}; steps
         self.clock, self.rows = itertools.count(), 64
         self.pace, self.reader, self.tell = ne.Pace(), None, lambda news: None
         self.news = []                                   # (answer, News) for the next `tell`
@@ -144,15 +149,21 @@ class Engine:
         with self.changed:
             if self.draining:
                 raise Busy(ENDING)
-            if len(self.waiting) + len(answers) > self.most + len(self.free):
-                raise Busy(f"the queue has no room for {counted(len(answers), 'answer')}: "
-                           f"{len(self.waiting)} are waiting, the limit is {self.most}; try again "
-                           f"later")
+            self.need_room(answers)
             now = time.perf_counter()
             for answer in answers:
                 answer.arrived = now
             self.waiting += answers
             self.changed.notify()
+
+    def need_room(self, answers):
+        """Raises Busy if the queue has no room for the answers of a request."""
+        own = sum(a.client == b.client for a in self.waiting for b in answers[:1])
+        for n, most, whose in ((own, self.most, "one client"),
+                               (len(self.waiting), CLIENTS * self.most, "all clients")):
+            if n + len(answers) > most + len(self.free):
+                raise Busy(f"the queue has no room for {counted(len(answers), 'answer')}: {n} are "
+                           f"waiting, the limit is {most} of {whose}; try again later")
 
     def cancel(self, answers):
         with self.changed:
@@ -160,14 +171,16 @@ class Engine:
                 answer.left = True
             self.changed.notify()
 
-    def later(self, function):
+    def later(self, function, client=""):
         """Returns a Future for the result of function(), a generator.  The engine's thread resumes
-        the generator between steps until it ends, so a long job does not delay a step for long."""
+        the generator between steps until it ends, so a long job does not delay a step for long.
+        The clients have their jobs done in turns, as those of workers.Worker."""
         future = Future()
         with self.changed:
-            if self.closing or len(self.jobs) >= MOST_JOBS:
+            if (self.closing or len(self.jobs.get(client, ())) >= MOST_JOBS
+                    or sum(map(len, self.jobs.values())) >= CLIENTS * MOST_JOBS):
                 raise Busy("too many explanations are waiting; try again later")
-            self.jobs.append((function(), future))
+            self.jobs.setdefault(client, deque()).append((function(), future))
             self.changed.notify()
         return future
 
@@ -210,7 +223,7 @@ class Engine:
                 log_fault()
                 self.fail("internal error; see the server's log")
         with self.changed:
-            for _, future in self.jobs:
+            for _, future in itertools.chain(*self.jobs.values()):
                 future.cancel()
             answers = [*self.active.values(), *self.waiting]
         problem = "the server ended before this answer was complete"
@@ -246,6 +259,7 @@ class Engine:
 
     def step(self):
         self.drop()
+        self.make_room()
         self.admit()
         self.score_prompts()
         pieces = self.pieces()
@@ -261,9 +275,11 @@ class Engine:
             self.explain()
 
     def explain(self):
-        """Resumes the oldest job until its next yield.  Its client may leave at any moment, which
-        cancels the Future."""
-        job, future = self.jobs[0]
+        """Resumes the first job of the client whose turn it is, until its next yield.  After its
+        last job, this client is the last.  The client may leave at any moment, which cancels the
+        Future."""
+        client = next(iter(self.jobs))
+        job, future = self.jobs[client][0]
         with contextlib.suppress(InvalidStateError):     # it was cancelled just now
             try:
                 if not future.cancelled():
@@ -274,7 +290,10 @@ class Engine:
             except Exception as e:
                 future.set_exception(e)
         with self.changed:
-            self.jobs.popleft()
+            jobs = self.jobs.pop(client)
+            jobs.popleft()
+            if jobs:
+                self.jobs[client] = jobs
 
     def drop(self):
         """Removes answers whose client has left or whose deadline has passed.  Only the latter get
@@ -290,13 +309,49 @@ class Engine:
                 gone.append(answer)
         self.news += [(answer, News(finish="timeout")) for answer in gone if not answer.left]
 
+    def running(self):
+        """{client: the number of its answers that have a slot}"""
+        return Counter(answer.client for answer in self.active.values())
+
+    def make_room(self):
+        """Preempts an answer if a client without a slot has waited PATIENCE steps while another one
+        has several: the answer with the fewest tokens of the client with the most answers.  It
+        goes back to the queue, and what its slot held is read again later, with the same bits.  So
+        one client cannot keep all slots from the others."""
+        running = self.running()
+        waits = not self.free and any(a.client not in running for a in self.waiting)
+        victims = [a for a in self.active.values() if running[a.client] > 1 and not a.scored]
+        self.kept_waiting = self.kept_waiting + 1 if waits and victims else 0
+        if self.kept_waiting > PATIENCE:
+            texts = self.reader.texts
+            answer = min(victims, key=lambda a: (-running[a.client], len(texts[a.reply.slot])))
+            answer.reply.pending[:0] = texts[answer.reply.slot]
+            answer.reply.drafts = []
+            self.release(answer.reply.slot)
+            with self.changed:
+                self.waiting.appendleft(answer)
+            self.kept_waiting = 0
+
+    def next_answer(self):
+        """The waiting answer that gets the next slot: the first one of the client with the fewest
+        running answers, among those of the client that has waited longest for its turn."""
+        running, first = self.running(), {}
+        for answer in self.waiting:
+            first.setdefault(answer.client, answer)
+        self.served = {client: n for client, n in self.served.items()
+                       if client in first or client in running}
+        return min(first.values(),
+                   key=lambda a: (running[a.client], self.served.get(a.client, -1)))
+
     def admit(self):
-        """Gives the free slots to waiting answers, in the order of arrival."""
+        """Gives the free slots to waiting answers."""
         while True:
             with self.changed:
                 if not (self.free and self.waiting):
                     return
-                answer = self.waiting.popleft()
+                answer = self.next_answer()
+                self.waiting.remove(answer)
+                self.served[answer.client] = next(self.clock)
                 owner = answer.cache_owner()
                 source, slot, held = self.best_slot(answer, owner)
                 self.free.remove(slot)
@@ -306,6 +361,10 @@ class Engine:
                 held = self.reader.truncate(held, slot)
             else:
                 held = self.reader.copy(source, slot, held)
+            if answer.reply:                 # it was preempted
+                del answer.reply.pending[:held]
+                answer.reply.slot = slot
+                continue
             answer.cached = held
             answer.reply = ne.Reply(answer.ids[held:], answer.sampling, answer.rng, answer.ends,
                                     answer.vocab, answer.ids[:held], answer.constraint)
@@ -322,11 +381,13 @@ class Engine:
         free, slot is the source.  Otherwise slot is the free slot that has been unused for the
         longest time.  n excludes the prompt's last token, because its logits are needed.  A prompt
         that is scored is read completely: n = 0."""
+        ids = answer.reply.pending if answer.reply else answer.ids
+
         def held(slot):
             n = 0
             if self.owners.get(slot) != owner:
                 return n
-            for known, token in zip(self.reader.texts[slot], answer.ids[:-1]):
+            for known, token in zip(self.reader.texts[slot], ids[:-1]):
                 if known != token:
                     break
                 n += 1
