@@ -77,7 +77,6 @@ from collections import namedtuple
 from dataclasses import replace
 from typing import NamedTuple
 
-from nanoeuler_parts.files.printing import print_table
 from nanoeuler_parts.gpu.doctor import HERE, ON_CPU, PIP, report
 from nanoeuler_parts.gpu.place import take_own_gpu
 
@@ -103,6 +102,7 @@ try:
 
     import nanoeuler as ne
     from nanoeuler import UserError, need
+    from nanoeuler_parts.files.printing import print_table
     from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
 
     need(importlib.util.find_spec("numba_cuda"), "numba-cuda is not installed")

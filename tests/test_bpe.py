@@ -760,11 +760,10 @@ def test_command_line(tmp_path):
 def test_a_tokenizer_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     tokenizer = bpe.train(b"a b", 257)
 
-    def full(path, text, **options):
-        path.touch()
+    def full(part, name):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(bpe, "adopt_mode", full)         # when the text is written
     for name in "t.json", "folder":
         with pytest.raises(bpe.UserError, match=f"cannot write .*{name}.*: No space left"):
             tokenizer.save(tmp_path / name)
