@@ -257,10 +257,10 @@ def side_of(side, Run, follow, Model, args):
             record = dict(
                 step=self.state.step, end=end, start=origin(args), device=model.device(),
                 minutes=seconds / 60, parameters=ne.n_params(model.cfg), B=self.B,
-                T=model.cfg.seq_len, lr=self.lr, data=self.options.data,
+                T=model.cfg.seq_len, lr=self.schedule.lr, data=self.options.data,
                 machine=cpu_model().name, cores=os.cpu_count(), versions=installed(),
                 commit=commit_of(args), command=" ".join(["python", "bench/twin.py", *args.argv]))
-            with open(self.log, "a", encoding="utf-8") as f:
+            with open(self.log.path, "a", encoding="utf-8") as f:
                 f.write(json.dumps(record) + "\n")
     return Side
 

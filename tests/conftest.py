@@ -137,8 +137,9 @@ def importers(target, name):
     old = vars(target).get(name) if isinstance(target, types.ModuleType) else None
     if not callable(old):
         return []
-    return [module for path, module in sys.modules.copy().items() if path.split(".")[0] in OURS
-            and module is not target and vars(module).get(name) is old]
+    modules = [module for path, module in sys.modules.copy().items()
+               if path.split(".")[0] in (*OURS, "attack") and module is not target]
+    return [module for module in modules if vars(module).get(name) is old]
 
 
 def counted(function):
