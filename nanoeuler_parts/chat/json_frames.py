@@ -69,6 +69,26 @@ def alternatives(state):
     return len(state[0].states) if state and isinstance(state[0], Either) else 1
 
 
+def first_bytes(state):
+    """The bytes that a state may read, and perhaps others.  Finding them takes less work than
+    reading them."""
+    if state and not state[0].ends:
+        return state[0].first_bytes()
+    found = set()
+    for frame in state:
+        found.update(frame.first_bytes())
+        if not frame.ends:
+            break
+    return found
+
+
+def can_read(state, byte):
+    """Whether a byte is allowed.  Of the alternatives, only one must be found that reads it."""
+    if state and isinstance(state[0], Either):
+        return any(after_byte((*each, *state[1:]), byte) is not None for each in state[0].states)
+    return after_byte(state, byte) is not None
+
+
 def accepts(frame, text, spend=lambda steps: None):
     """Is this text a whole value of a frame?  spend: called with the steps of the work"""
     state = frame,
@@ -82,6 +102,10 @@ def accepts(frame, text, spend=lambda steps: None):
 
 # ---- frames: `read` returns the frames that follow a byte, or None if the byte is not allowed
 # `ends`: may the frame be left out here, because what it stands for is complete or optional?
+# `first_bytes`: see the function of this name
+ANY_CHARACTER = range(0x20, 0x100)           # the bytes with which a character of a string begins
+
+
 class Choice:
     """A frame that reads one byte.  table: {byte: frames that follow it}"""
 
@@ -90,6 +114,9 @@ class Choice:
 
     def read(self, byte):
         return self.table.get(byte)
+
+    def first_bytes(self):
+        return self.table
 
 
 def choice(*rows, ends=False):
@@ -112,20 +139,27 @@ def sequence(text):
 @dataclass(frozen=True)
 class Either:
     """Several alternatives that are read at the same time.  states: tuple of states
-    known: {byte: frames that follow}, since other alternatives can contain this one"""
+    known: {byte: frames that follow} in a frame of the schema, since many alternatives can contain
+    it.  None in a frame that was made while a text is read: there is no end of these."""
     states: tuple
-    known: dict = field(default_factory=dict, compare=False, repr=False)
+    known: dict | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def ends(self):
         return any(map(is_complete, self.states))
 
     def read(self, byte):
-        if byte not in self.known:
-            found = dict.fromkeys(after_byte(state, byte) for state in self.states)
-            found.pop(None, None)
-            self.known[byte] = either(tuple(found)) if found else None
-        return self.known[byte]
+        if self.known is not None and byte in self.known:
+            return self.known[byte]
+        after = dict.fromkeys(after_byte(state, byte) for state in self.states)
+        after.pop(None, None)
+        found = either(tuple(after)) if after else None
+        if self.known is not None:
+            self.known[byte] = found
+        return found
+
+    def first_bytes(self):
+        return set().union(*map(first_bytes, self.states))
 
 
 def flattened(states):
@@ -157,7 +191,7 @@ def union(frames):
     if len(frames) == 1:
         return frames[0]
     states = tuple(dict.fromkeys(flattened((frame,) for frame in frames)))
-    return states[0][0] if len(states) == len(states[0]) == 1 else Either(states)
+    return states[0][0] if len(states) == len(states[0]) == 1 else Either(states, {})
 
 
 class Texts:
@@ -203,6 +237,18 @@ class Word:
         if word and word.high - word.low == 1 and word.whole is not None:
             return word.texts.follow[word.whole]
         return word and (word,)
+
+    def first_bytes(self):
+        at, low, found = self.at, self.low, set()
+        while low < self.high:
+            text = self.texts.sorted[low]
+            if at < len(text):
+                found.add(text[at])
+                low = bisect_left(self.texts.sorted, text[at] + 1, low, self.high,
+                                  key=lambda text: text[at] if at < len(text) else -1)
+            else:
+                low += 1
+        return found
 
 
 def word_of(follow):
@@ -261,6 +307,14 @@ class Text:
             return *frames, Text(max(0, self.least - 1), self.most - 1)
         return *frames, self
 
+    def first_bytes(self):
+        return ANY_CHARACTER
+
+    def near(self, longest):
+        """A frame that reads the same tokens of up to `longest` bytes, without limits that are too
+        far for them"""
+        return Text(min(self.least, longest + 1), self.most if self.most <= longest else NO_LIMIT)
+
 
 def joined(texts):
     """The strings of `texts`, with those whose limits overlap as one"""
@@ -291,6 +345,9 @@ class OtherName:
             in_escape = byte == BACKSLASH or len(self.text) > 1 and byte < 0x80
             return None if in_escape else text
         return (OtherName(word, text),) if text else None        # here one of the names ends
+
+    def first_bytes(self):
+        return ANY_CHARACTER
 
 
 def other_name(names):
@@ -340,17 +397,36 @@ class Digits:
         unit = 10 ** (self.decimals - (self.places or 0))
         return self.length > 0 and self.places != 0 and self.low <= self.n * unit <= self.high
 
-    def may_come(self):
+    def room(self, n, length, places):
+        """(digits that may still come before the point, the unit of n)"""
+        if places is None:                   # no digit follows a zero at the beginning
+            return 0 if length and not n else MOST_DIGITS - length, 10 ** self.decimals
+        return 0, 10 ** (self.decimals - places)
+
+    def may_come(self, n, length, places):
         """Is a continuation in range?"""
-        if self.places is None:
-            more = 0 if self.length and not self.n else MOST_DIGITS - self.length    # no 01
-            units = [10 ** (self.decimals + k) for k in range(more + 1)]
-        else:
-            units = [10 ** (self.decimals - self.places)]
-        return any(self.n * unit <= self.high and (self.n + 1) * unit > self.low for unit in units)
+        more, unit = self.room(n, length, places)
+        for _ in range(more + 1):
+            if n * unit > self.high:
+                return False
+            if (n + 1) * unit > self.low:
+                return True
+            unit *= 10
+        return False
+
+    def near(self, longest):
+        """See Text.near.  If all continuations are in range, which ones there are depends on the
+        number of digits only."""
+        more, unit = self.room(self.n, self.length, self.places)
+        if not self.length or self.n * unit < self.low or (
+                (self.n + 1) * unit * 10 ** more > self.high + 1):
+            return self
+        n = 10 ** (self.length - 1) if self.n and self.places is None else 0
+        length = self.length if self.places is None else 1
+        return Digits(0, 10 ** (MOST_DIGITS + self.decimals), self.decimals, n, length, self.places)
 
     def after(self, byte):
-        """The Digits after a byte, or None"""
+        """(n, length, places) after a byte, or None"""
         if byte == ord("."):
             fits = self.length and self.places is None and self.decimals
             n, length, places = self.n, self.length, 0
@@ -364,14 +440,17 @@ class Digits:
                 length, places = self.length, self.places + 1
         if not fits or byte not in b".0123456789":
             return None
-        found = Digits(self.low, self.high, self.decimals, n, length, places)
-        return found if found.may_come() else None
+        return (n, length, places) if self.may_come(n, length, places) else None
 
     def read(self, byte):
-        found = self.after(byte)
-        if found is None:
+        after = self.after(byte)
+        if after is None:
             return None
+        found = Digits(self.low, self.high, self.decimals, *after)
         return (found,) if any(map(found.after, b".0123456789")) else ()     # () ends a reply
+
+    def first_bytes(self):
+        return b".0123456789"
 
 
 def number_between(low, high, decimals):
@@ -465,7 +544,7 @@ class Record(Container):
         if stop == n and self.other:
             name, value = self.other
             found.append((name, COLON, SPACE, value, self.next(n, b",")))
-        return found[0][0] if len(found) == len(found[0]) == 1 else Either(tuple(found))
+        return found[0][0] if len(found) == len(found[0]) == 1 else Either(tuple(found), {})
 
 
 def map_of(value, name=STRING, least=0):
@@ -493,6 +572,12 @@ class Next:
         if self.comma:
             return (BLANK, *container.item(i)) if byte == ord(",") else None
         return after_byte(container.item(i), byte)
+
+    def first_bytes(self):
+        container, i, found = self.container, self.i, {self.container.close}
+        if self.comma:
+            return found.union(b", \n")
+        return found.union(first_bytes(container.item(i))) if container.may_continue(i) else found
 
 
 def opened(container):

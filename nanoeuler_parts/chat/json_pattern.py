@@ -375,6 +375,9 @@ class Matching:
     def read(self, byte):
         return self.table.get(byte)
 
+    def first_bytes(self):
+        return self.table
+
 
 # ---- 3. bytes
 @lru_cache(maxsize=1024)
