@@ -278,8 +278,9 @@ class Engine:
         """Resumes the first job of the client whose turn it is, until its next yield.  After its
         last job, this client is the last.  The client may leave at any moment, which cancels the
         Future."""
-        client = next(iter(self.jobs))
-        job, future = self.jobs[client][0]
+        with self.changed:
+            client = next(iter(self.jobs))
+            job, future = self.jobs[client][0]
         with contextlib.suppress(InvalidStateError):     # it was cancelled just now
             try:
                 if not future.cancelled():
@@ -319,7 +320,8 @@ class Engine:
         goes back to the queue, and what its slot held is read again later, with the same bits.  So
         one client cannot keep all slots from the others."""
         running = self.running()
-        waits = not self.free and any(a.client not in running for a in self.waiting)
+        with self.changed:
+            waits = not self.free and any(a.client not in running for a in self.waiting)
         victims = [a for a in self.active.values() if running[a.client] > 1 and not a.scored]
         self.kept_waiting = self.kept_waiting + 1 if waits and victims else 0
         if self.kept_waiting > PATIENCE:

@@ -44,8 +44,8 @@ class Serving(Settings):
     context: int = setting(0, 0, 1 << 17, "context of a slot, in tokens; 0: the model's, or less "
                            "if the KV cache would be too large")
     queue: int = setting(256, 0, 1 << 20, "number of replies of one client that may wait for a "
-                         "slot, and a quarter of those of all clients; 0: reject requests while "
-                         "all slots are busy")
+                         "slot; those of all clients may be four times as many; 0: reject "
+                         "requests while all slots are busy")
     tokens: int = setting(4096, 1, 1 << 40, "largest number of tokens that a request may ask for "
                           "in a reply")
     body: int = setting(1 << 20, 1, 1 << 30, "largest size of a request, in bytes")
