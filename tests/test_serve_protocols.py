@@ -261,6 +261,19 @@ def test_ollama_knows_the_model(at, file):
     assert found["model_info"]["nanoeuler.context_length"] == 96
 
 
+@pytest.mark.parametrize("seconds, said", [
+    (1769860800.5, "2026-01-31T12:00:00.500000Z"), (0, "1970-01-01T00:00:00.000000Z"),
+    (1e12, "9999-01-01T00:00:00.000000Z"), (2**62, "9999-01-01T00:00:00.000000Z"),
+    (-1e12, "0001-01-01T00:00:00.000000Z")])
+def test_every_file_time_can_be_shown(at, there, seconds, said, monkeypatch):
+    """A file may have a time after the year 9999 or before the year 1."""
+    from nanoeuler_parts.serve import ollama
+    assert ollama.timestamp(seconds) == said
+    monkeypatch.setitem(there[1].default.card, "modified", seconds)
+    assert send(at, "GET", "/api/tags")[2]["models"][0]["modified_at"] == said
+    assert post(at, "/api/show", {"model": "little"})[2]["modified_at"] == said
+
+
 def test_line_ends_of_unicode_do_not_break_a_stream():
     """httpx splits the lines of a stream at them."""
     from nanoeuler_parts.serve.protocol import encoded

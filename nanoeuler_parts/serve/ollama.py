@@ -117,9 +117,15 @@ def generate(reader, body, gone):
 
 
 # ---- responses
+FIRST, LAST = (datetime.datetime(year, 1, 1, tzinfo=datetime.UTC).timestamp() for year in (1, 9999))
+
+
 def timestamp(seconds):
-    """Seconds since 1970 as Ollama writes them: 2026-01-31T12:00:00.000000Z"""
-    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+    """Seconds since 1970 as Ollama writes them: 2026-01-31T12:00:00.000000Z.  The time of a file
+    may lie outside of the years that a date can have."""
+    seconds = min(max(seconds, FIRST), LAST)
+    said = datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="microseconds")
+    return said.replace("+00:00", "Z")
 
 
 class Chat:
