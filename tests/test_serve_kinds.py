@@ -3,6 +3,7 @@ that asks for nothing, each other name of a field, bodies that are nested, the c
 stream, and clients that close their side."""
 import contextlib
 import json
+import logging
 import socket
 
 import pytest
@@ -507,6 +508,76 @@ def test_whatever_a_client_sent_before_it_closed_its_side_is_answered(at, path, 
     n = 2 if path == "two requests" else 1
     assert received.count(b"HTTP/1.1 " + status) == n, received
     assert half_closed(at, b"") == b""
+
+
+CHUNKED = b" HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n" \
+    b"transfer-encoding: chunked\r\n\r\n"
+HALF = b" HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n" \
+    b"content-length: 10\r\n\r\nabc"
+WHOLE = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.fixture
+def errors():
+    """The messages of uvicorn and asyncio from the level error on: tracebacks"""
+    said, handler = [], logging.Handler(logging.ERROR)
+    handler.emit = said.append
+    loggers = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield said
+    for logger in loggers:
+        logger.removeHandler(handler)
+
+
+OK, WRONG, EITHER = {200}, {400}, {200, 400, 404}        # a GET may be answered without its body
+
+
+@pytest.mark.parametrize("raw, statuses", [
+    *[(method + CHUNKED + b"zz\r\n", [WRONG]) for method in (
+        b"POST /v1/completions", b"GET /v1/models", b"HEAD /health", b"CONNECT /api/run")],
+    (b"POST /v1/completions" + CHUNKED + b"1\r\na\r\nzz\r\n", [WRONG]),
+    *[(method + HALF, [EITHER]) for method in (b"HEAD /v1/models", b"GET /v1/models",
+                                               b"HEAD /nope")],
+    (b"POST /v1/chat/completions" + HALF, [WRONG]),
+    (WHOLE + b"POST /v1/completions" + HALF, [OK, WRONG]), (WHOLE + WHOLE[:30], [OK, WRONG]),
+    (WHOLE + b"HEAD /health" + HALF, [OK, EITHER]), (WHOLE + b"no head\r\n\r\n", [OK, WRONG]),
+    (request_of("/v1/completions", {"prompt": "a"}) + b"POST /v1/completions" + HALF,
+     [OK, WRONG])])
+@pytest.mark.parametrize("closes", [True, False])
+def test_half_a_request_and_a_wrong_one_get_an_error(at, raw, statuses, closes, errors):
+    """At once, and without a traceback in the log, also as the second request on a connection.
+    A client that keeps its side open gets an error only for a request that is wrong."""
+    wrong = b"zz\r\n" in raw or b"no head" in raw
+    if not (closes or wrong):
+        return
+    host, port = at.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as s:       # BODY_SECONDS is 30
+        s.sendall(raw)
+        if closes:
+            s.shutdown(socket.SHUT_WR)
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := s.recv(1 << 16):
+                received += piece
+    received = received.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
+    found = [int(x[:3]) for x in received.split(b"HTTP/1.1 ")[1:]]
+    assert len(found) == len(statuses), received
+    assert all(one in allowed for one, allowed in zip(found, statuses)), received
+    assert send(at, "GET", "/health")[0] == 200 and not errors
+
+
+def test_a_chunk_that_is_wrong_after_the_answer_began_ends_the_connection(at, errors):
+    """The answer to a path without a route does not wait for the body."""
+    host, port = at.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as s:
+        s.sendall(b"POST /nope" + CHUNKED)
+        assert s.recv(1 << 16).startswith(b"HTTP/1.1 404")
+        s.sendall(b"zz\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            while s.recv(1 << 16):
+                pass
+    assert send(at, "GET", "/health")[0] == 200 and not errors
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -18,11 +18,12 @@ because their requests may be on the way.  So idle sockets cannot keep requests 
 is cut off.  A flood of new connections can keep requests out while it lasts.
 
 uvicorn has no documented way to do this.  `Connection` uses `cycle`, `conn`, `scope`, `flow`,
-`connections`, `app_state` and `send_400_response` of uvicorn.protocols.http.h11_impl.H11Protocol as
-uvicorn 0.38 and 0.54 have them.
+`connections`, `app_state`, `send_400_response` and the cycle's `disconnected` of
+uvicorn.protocols.http.h11_impl.H11Protocol as uvicorn 0.38 and 0.54 have them.
 """
 import socket
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS, IDLE_SECONDS, WRITE_SECONDS, GRACE_SECONDS = 10, 30, 30, 1
@@ -66,8 +67,14 @@ class Connection(H11Protocol):
     def eof_received(self):
         """Returns whether the connection stays open, for an answer."""
         self.half_closed = True
+        return self.is_answering()
+
+    def is_answering(self):
+        """Whether the connection stays open after the client has closed its side: for an answer, or
+        for an error if half of a request came."""
         if not self.is_idle() and not self.cycle.more_body:
-            self.reset_timer = self.loop.call_later(PROBE_SECONDS, self.probe)
+            if self.reset_timer is None:
+                self.reset_timer = self.loop.call_later(PROBE_SECONDS, self.probe)
             return True
         if self.is_idle():
             began, started = bool(self.conn.trailing_data[0]), False
@@ -76,6 +83,23 @@ class Connection(H11Protocol):
         if began and not started:
             self.send_400_response(CUT_SHORT)
         return began and not started
+
+    def send_400_response(self, msg):
+        """Sends an error and closes the connection.  The application drops its own answer then.
+        uvicorn's method would send a body in answer to HEAD, and a second status after the one of
+        an answer that has begun; h11 raises for both."""
+        has_body = self.is_idle() or self.scope["method"] != "HEAD"
+        if not self.is_idle():
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+        elif has_body:
+            super().send_400_response(msg)
+        else:
+            head = h11.Response(status_code=400, headers=[(b"connection", b"close")])
+            self.transport.write(self.conn.send(head) + self.conn.send(h11.EndOfMessage()))
+            self.transport.close()
 
     def probe(self):
         """Sends bytes that change nothing.  Before an answer, this is a status 100.  Between two
@@ -127,7 +151,7 @@ class Connection(H11Protocol):
     def on_response_complete(self):
         self.wait_for_head(IDLE_SECONDS)     # before uvicorn starts a pipelined request
         super().on_response_complete()
-        if self.half_closed and self.is_idle() and not self.transport.is_closing():
+        if self.half_closed and not self.transport.is_closing() and not self.is_answering():
             self.transport.close()           # after the last answer
 
     # ---- writing: asyncio calls these when its write buffer is full, and when it has drained
