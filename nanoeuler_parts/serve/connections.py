@@ -97,7 +97,8 @@ class Connection(H11Protocol):
         elif has_body:
             super().send_400_response(msg)
         else:
-            head = h11.Response(status_code=400, headers=[(b"connection", b"close")])
+            head = h11.Response(status_code=400, reason=b"Bad Request",
+                                headers=[(b"connection", b"close")])
             self.transport.write(self.conn.send(head) + self.conn.send(h11.EndOfMessage()))
             self.transport.close()
 
