@@ -256,7 +256,7 @@ class Trie:
 
     def mask_of_texts(self, states, rest):
         """The same for alternatives that are within a string.  All strings have the tokens of one
-        without limits, less those that are too long or close it too early.  Where a token goes on
+        without limits, less those that are too long or close it too early.  Where a token continues
         after the quote, it depends on the number of characters before it which of the alternatives
         have allowed the quote.     states: alternatives, with a Text on top     rest: after them"""
         inside, complete = self.masks[Text()]

@@ -33,7 +33,7 @@ from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.serve.log import log_fault
 
 MOST_JOBS = 16               # maximum number of waiting explanations of one client
-CLIENTS = 4                  # the queues have room for so many clients with full queues
+CLIENTS = 4                  # number of clients whose queues may be full
 PATIENCE = 8                 # steps that a client without a running answer waits for a free slot
 PIECE_SECONDS = 0.1          # target time of a step that reads pieces of prompts
 FEWEST_ROWS = 8              # minimum of `Engine.rows`, rows of prompts per step
@@ -174,7 +174,7 @@ class Engine:
     def later(self, function, client=""):
         """Returns a Future for the result of function(), a generator.  The engine's thread resumes
         the generator between steps until it ends, so a long job does not delay a step for long.
-        The clients have their jobs done in turns, as those of workers.Worker."""
+        The clients have their jobs done in turns, as in workers.Worker."""
         future = Future()
         with self.changed:
             if (self.closing or len(self.jobs.get(client, ())) >= MOST_JOBS
@@ -316,9 +316,9 @@ class Engine:
 
     def make_room(self):
         """Preempts an answer if a client without a slot has waited PATIENCE steps while another one
-        has several: the answer with the fewest tokens of the client with the most answers.  It
-        goes back to the queue, and what its slot held is read again later, with the same bits.  So
-        one client cannot keep all slots from the others."""
+        has several.  So one client cannot keep all slots from the others.  The client with the most
+        running answers loses the one with the fewest tokens.  This answer returns to the queue.
+        Later, the tokens of its slot are read again, with the same bits."""
         running = self.running()
         with self.changed:
             waits = not self.free and any(a.client not in running for a in self.waiting)
