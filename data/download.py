@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 from collections import namedtuple
@@ -213,6 +214,8 @@ def download(path, name, origin, to, check):
     # The entry first: after a crash in between, the next run finds the complete file in incoming.
     # A file without an entry would be taken for one that a user has put there.
     record(to, name, arrival, digest)
+    if path.exists():
+        shutil.copymode(path, arrival.file)
     os.replace(arrival.file, path)
 
 def sha_mismatch(digest, expected):

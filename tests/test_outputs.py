@@ -1015,7 +1015,7 @@ def test_every_rename_to_an_output_keeps_modes():
     found = {path.relative_to(ROOT).as_posix() for path in files
              if "os.replace(" in path.read_text(encoding="utf-8")}
     assert found == {"bpe.py", "data/download.py", "nanoeuler.py",
-                     "nanoeuler_parts/files/writing.py", "nanoeuler_parts/runs/run.py"}
+                     "nanoeuler_parts/files/writing.py", "nanoeuler_parts/runs/log.py"}
 
 
 # ---- untrusted names at a terminal
