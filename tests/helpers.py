@@ -193,13 +193,10 @@ def modules():
             if name.split(".")[0] in ("nanoeuler", "nanoeuler_parts")]
 
 
-def replace_everywhere(monkeypatch, name, value):
-    """Replaces a function in the module that defines it and in those that import it by its name."""
-    [original] = [vars(module)[name] for module in modules()
-                  if getattr(vars(module).get(name), "__module__", "") == module.__name__]
-    for module in modules():
-        if vars(module).get(name) is original:
-            monkeypatch.setattr(module, name, value)
+def replace_everywhere(monkeypatch, path, value):
+    """Replaces a function, "module.name", there and in each module that imports it by its name."""
+    modules()                                # all are loaded: `Patch` replaces it in each of them
+    monkeypatch.setattr(path, value)
 
 
 def present(params):

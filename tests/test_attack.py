@@ -76,7 +76,7 @@ def test_an_error_that_is_none_of_the_users_is_a_crash(prepared, monkeypatch):
         raise ValueError("of no use to anybody")
 
     for reader in "read_checkpoint", "open_checkpoint":
-        replace_everywhere(monkeypatch, reader, broken)
+        replace_everywhere(monkeypatch, f"nanoeuler_parts.checkpoint.file.{reader}", broken)
     result = attack.attack("checkpoints", 10, seed=1)
     assert result.counts["crashed"] == 10
     assert all("ValueError: of no use" in what for what in result.findings)

@@ -592,8 +592,9 @@ def test_who_talks_to_a_model_does_without_its_moments(checkpoint, monkeypatch):
     assert np.array_equal(c.flat, ne.read_checkpoint(str(checkpoint)).flat)
     for args in (("generate", "to be", checkpoint, "--tokens", 1), ("lens", "to be", checkpoint),
                  ("export", checkpoint, checkpoint.parent / "hf")):
-        replace_everywhere(monkeypatch, "read_checkpoint", lambda path, moments=True: (
-            pytest.fail(f"{args[0]} reads the moments") if moments else c))
+        replace_everywhere(monkeypatch, "nanoeuler_parts.checkpoint.file.read_checkpoint",
+                           lambda path, moments=True: pytest.fail(
+                               f"{args[0]} reads the moments") if moments else c)
         run(*args)
 
 

@@ -385,7 +385,7 @@ def test_the_tensor_that_is_not_finite_is_named(source, bad, tokenizer, tmp_path
         c = read(path, moments)
         named(c.cfg, c.flat)["model.layers.1.mlp.up_proj.weight"][3, 5] = bad
         return c
-    replace_everywhere(monkeypatch, "read_checkpoint", spoilt)
+    replace_everywhere(monkeypatch, "nanoeuler_parts.checkpoint.file.read_checkpoint", spoilt)
     as_folder(tmp_path, tokenizer)           # exports it
     refused(capsys, "import", tmp_path / source, tmp_path / "b.bin",
             words=[source, f"model.layers.1.mlp.up_proj.weight[3, 5] is {bad}"])

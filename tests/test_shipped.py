@@ -30,7 +30,7 @@ def box(tmp_path, monkeypatch, checkpoint):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr("nanoeuler_parts.checkpoint.bundled.SHIPPED", str(tmp_path / "model.bin"))
-    replace_everywhere(monkeypatch, "prompt_text",
+    replace_everywhere(monkeypatch, "nanoeuler_parts.chat.verbs.prompt_text",
                        lambda prompt: "" if prompt == "> " else prompt)
     monkeypatch.setattr(Terminal, "converse", lambda terminal: None)
     return tmp_path / "model.bin"
