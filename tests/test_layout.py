@@ -284,7 +284,7 @@ print("\\n" + json.dumps(found))
 
 def test_a_verb_loads_no_module_of_another():
     higher = tuple(f"nanoeuler_parts.{x.name}" for x in (ROOT / "nanoeuler_parts").iterdir()
-                   if x.is_dir() and level_of(x.name) > level_of("nanoeuler"))
+                   if (x / "__init__.py").exists() and level_of(x.name) > level_of("nanoeuler"))
     code = LOADED.format(root=str(ROOT), higher=higher)
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = json.loads(said.stdout.splitlines()[-1])
