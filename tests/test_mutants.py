@@ -55,7 +55,7 @@ def test_kernels_are_those_that_contain_a_function(names):
     first = {name: span[0] for span in names.spans["nanoeuler.py"] for name in [span[2]]}
     reached = names.kernels("nanoeuler.py", first["rmsnorm_backward"])
     assert {"rmsnorm_backward", "backward", "run_batch"} <= {*reached}
-    assert "attend" not in reached and not names.kernels("nanoeuler.py", first["Run"] + 1)
+    assert "attend" not in reached and not names.kernels("nanoeuler.py", first["PlainRun"] + 1)
 
 
 def test_a_kernel_contains_functions_of_other_files_but_not_their_namesakes(names):
@@ -63,7 +63,8 @@ def test_a_kernel_contains_functions_of_other_files_but_not_their_namesakes(name
     named like a function does not use it."""
     first = {(path, name): line for path, spans in names.spans.items()
              for line, _, name, _ in spans}
-    for path, name in ("nanoeuler.py", "launch"), ("nanoeuler_parts/tuning/sft.py", "shown"):
+    for path, name in ("nanoeuler_parts/runs/start.py", "launch"), (
+            "nanoeuler_parts/tuning/sft.py", "shown"):
         assert not {"adamw", "decode_step", "run_batch"} & names.kernels(path, first[path, name])
     tile = "nanoeuler_parts/machine/tile.py"
     assert {"run_batch", "decode_step", "muon"} <= names.kernels(tile, first[tile, "tile"])
