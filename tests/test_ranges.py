@@ -32,7 +32,8 @@ def settings_classes():
     found, new = [], [ne.Settings]
     while new:
         new = [sub for cls in new for sub in cls.__subclasses__() if sub not in found]
-        found += [cls for cls in new if cls.__module__.split(".")[0].startswith("nanoeuler")]
+        found += [cls for cls in new if dataclasses.is_dataclass(cls) and (
+            cls.__module__.split(".")[0].startswith("nanoeuler"))]
     return found
 
 
