@@ -17,7 +17,7 @@ import nanoeuler as ne
 from nanoeuler_parts.chat import json_schema, prompts
 from nanoeuler_parts.cli import add_verbs, Parser, VERBS
 from nanoeuler_parts.files import texts
-from nanoeuler_parts.interchange import huggingface, tokenizers
+from nanoeuler_parts.interchange import gguf, huggingface, tokenizers
 from nanoeuler_parts.machine import threads
 from nanoeuler_parts.serve import ollama, protocol, responses, runs
 from nanoeuler_parts.tokenizers import added
@@ -279,7 +279,7 @@ def end_of_gguf(k):
 
 def end_of_answers(k, tmp_path, capsys):
     """An ordinary token, and not one that the tokenizer lacks"""
-    settings = SimpleNamespace(at=tmp_path, config={}, generation={"eos_token_id": k})
+    settings = SimpleNamespace(at=tmp_path, end_ids=lambda: ("generation_config.json", [k]))
     vocab = SimpleNamespace(specials={}, vocab=[b"a", b"b"], vocab_size=2)
     huggingface.Settings.ends(settings, vocab)
     assert "the ordinary token" in capsys.readouterr().err
@@ -289,8 +289,22 @@ def kinds(n):
     assert json_schema.is_types(["string"] * n)
 
 
-def least(n):
-    json_schema.Compiler.limits(None, {"minItems": n, "maxItems": 3}, "Items", "here")
+def within(n):
+    assert json_schema.within(n, {"minItems": 2, "maxItems": 3}, "Items")
+
+
+def fits_limits(n):
+    assert json_schema.Compiler.fits_limits(None, n, {"minimum": 2, "maximum": 3}, "here")
+
+
+def ends_in_gguf(n, capsys):
+    """Tokens that end an answer: others than 1 to 3 get a note."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gguf.GGUFWriter", accept)
+        patch.setattr(gguf, "different_ends", lambda c: range(n))
+        with pytest.raises(Accepted):
+            gguf.write_gguf("a.gguf", SimpleNamespace(cfg=TINY), "f32")
+    assert "GGUF has places" not in capsys.readouterr().err
 
 
 BYTES = bpe.Tokenizer({c: i for i, c in enumerate(bpe.CHAR_OF_ID)}, [])
@@ -312,7 +326,9 @@ RANGES = {
     "right_choice": [(lambda k: evaluation.right_choice(k, ["a", "b", "c"]), 0, 2)],
     "generate_file": [(replies_at_once, 1, 1 << 16)],
     "need_words": [(end_of_gguf, 0, 1)], "Settings.ends": [(end_of_answers, 0, 1)],
-    "is_types": [(kinds, 1, len(json_schema.TYPES))], "Compiler.limits": [(least, 0, 3)],
+    "is_types": [(kinds, 1, len(json_schema.TYPES))], "within": [(within, 2, 3)],
+    "Compiler.fits_limits": [(fits_limits, 2, 3)],
+    "write_gguf": [(ends_in_gguf, 1, len(gguf.ENDS))],
 }
 # {function with ranges: file and name of a test that tries their ends}
 ELSEWHERE = {
@@ -325,6 +341,7 @@ ELSEWHERE = {
     "use_threads": ("test_ranges.py", "test_threads_have_their_range"),
     "Server.explain": ("test_serve.py", "test_attention_weights"),
     "read_gguf": ("test_gguf.py", "test_the_number_of_parts_has_its_range"),
+    "Trie.mask_of_texts": ("test_json_mode.py", "test_masks_are_what_the_automaton_reads"),
     "Digits.ends": ("test_json_mode.py", "test_what_other_schemas_accept"),
     "Reader.newest_exchanges": ("test_serve_limits.py", "test_an_estimate_by_characters_decides"),
 }
