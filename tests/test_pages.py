@@ -1049,6 +1049,8 @@ def test_the_opening_page(opened, address):
 
 def test_the_text_of_a_base_model_is_plain(opened, address):
     """Such a model knows no Markdown.  A chat model's same text has a title and a list."""
+    from playwright.sync_api import expect
+
     def as_base(route):
         route.fulfill(json={**route.fetch().json(), "answers": False, "template": ""})
 
@@ -1063,8 +1065,10 @@ def test_the_text_of_a_base_model_is_plain(opened, address):
         page.wait_for_selector(".message.assistant .tools >> text=Regenerate")
         page.wait_for_function("document.title.includes(' · ')")     # then it knows the model
         shown = page.locator(".message.assistant .text")
-        assert shown.locator("h1, h2, h3, h4, li, em").count() == formatted
-        assert page.locator("text=Raw text").count() == (formatted > 0)
+        expect(shown.locator("h1, h2, h3, h4, li, em")).to_have_count(
+            formatted, timeout=60_000)
+        expect(page.locator("text=Raw text")).to_have_count(
+            int(formatted > 0), timeout=60_000)
         if not formatted:
             assert shown.inner_text() == text
 
