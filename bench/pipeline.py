@@ -36,6 +36,7 @@ import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.flags import SHAPE
 from nanoeuler_parts.runs.run import Run
+from nanoeuler_parts.tools import on_gpu
 from nanoeuler_parts.tuning.dpo import DpoRun
 from nanoeuler_parts.tuning.examples import held_out, prompt_of, read_examples
 from nanoeuler_parts.tuning.rows import Examples
@@ -384,12 +385,12 @@ def pipeline():
     if args.gpu:
         engine = importlib.import_module("nanoeuler_cuda")
         engine.open_device()
-        runs = engine.Run, engine.SftRun, engine.DpoRun
+        runs = on_gpu.Run, on_gpu.SftRun, on_gpu.DpoRun
     examples = held_out_of(args.instructions, "output")
     pairs = held_out_of(args.pairs, "chosen", "rejected")
     more = unseen(args.unseen)
     began = time.perf_counter()
-    cfg = ne.PRESETS[engine.Run.preset]
+    cfg = ne.PRESETS[runs[0].preset]
     before = None                            # the checkpoint that a stage starts from
     stages = []
     for stage, run in zip(STAGES, runs):

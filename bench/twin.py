@@ -52,6 +52,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.machine.threads import use_threads
+from nanoeuler_parts.tools import on_gpu
 from nanoeuler_parts.tuning.dpo import DpoRun
 from nanoeuler_parts.tuning.examples import held_out, prompt_of, read_examples
 from nanoeuler_parts.tuning.sft import SftRun
@@ -77,7 +78,7 @@ EVERY = 10                                   # steps, of lockstep
 # ---- sides
 def run_class(program, stage):
     """The class of a run, of the CPU's program or of the GPU's"""
-    return ON_CPU[stage] if program is ne else getattr(program, STAGES[stage])
+    return ON_CPU[stage] if program is ne else getattr(on_gpu, STAGES[stage])
 
 
 def from_near(Model):
