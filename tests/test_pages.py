@@ -1063,7 +1063,7 @@ def test_the_text_of_a_base_model_is_plain(opened, address):
         page.evaluate("s => localStorage.setItem('nanoeuler.conversations', s)", stored)
         page.reload()
         page.wait_for_selector(".message.assistant .tools >> text=Regenerate")
-        page.wait_for_function("document.title.includes(' · ')")     # then it knows the model
+        expect(page).to_have_title(re.compile(" \u00b7 "), timeout=60_000)   # it knows the model
         shown = page.locator(".message.assistant .text")
         expect(shown.locator("h1, h2, h3, h4, li, em")).to_have_count(
             formatted, timeout=60_000)
