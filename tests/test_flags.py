@@ -15,7 +15,7 @@ from nanoeuler_parts.chat.sampling import ChatSampling
 from nanoeuler_parts.cli import add_verbs, Parser, VERBS
 from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.machine.threads import use_threads
-from nanoeuler_parts.runs.options import options_class, TrainOptions
+from nanoeuler_parts.runs.options import OPTIONS, options_class, TrainOptions
 from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.runs.start import as_typed
 from nanoeuler_parts.tools.evaluation import EvalOptions
@@ -420,6 +420,15 @@ def test_a_text_in_place_of_a_preset(text, elsewhere, capsys):
     (elsewhere / "s t.txt").write_bytes(text.read_bytes())
     refused(capsys, "train", "s t.txt", words=["did you mean --data 's t.txt'?"])
     refused(capsys, "train", "huge", words=["expected one of", "name a text file with --data"])
+
+
+def test_a_row_of_settings_names_verbs_that_exist():
+    """A mistyped verb would lack the setting.  Only a verb of the row can have another default."""
+    known = {"train", "sft", "dpo", "t", "s", "d"}
+    for x in OPTIONS:
+        verbs = {verb for listed in x.defaults for verb in listed.split()}
+        assert verbs and verbs <= known, x.name
+        assert {verb for listed in x.adamw for verb in listed.split()} <= verbs, x.name
 
 
 @pytest.mark.parametrize("verb", ["train", "t"])

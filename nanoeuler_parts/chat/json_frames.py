@@ -83,7 +83,7 @@ def first_bytes(state):
 
 
 def can_read(state, byte):
-    """Whether a byte is allowed.  Of the alternatives, only one must be found that reads it."""
+    """Is a byte allowed?  One alternative that reads it is enough."""
     if state and isinstance(state[0], Either):
         return any(after_byte((*each, *state[1:]), byte) is not None for each in state[0].states)
     return after_byte(state, byte) is not None

@@ -11,7 +11,7 @@ from nanoeuler import MUON_SETTINGS
 from nanoeuler_parts.files.settings import need_setting, setting, Settings
 from nanoeuler_parts.machine.cpu import DTYPE
 
-VERBS = "train", "sft", "dpo", "t", "s", "d"             # t, s and d are verbs of nanoeuler_cuda.py
+# Verbs, with blanks between them; t, s and d are those of nanoeuler_cuda.py
 ALL, ON_CPU, ON_GPU, TEXTS, TUNING = "train sft dpo t s d", "train sft dpo", "t s d", "train t", (
     "sft dpo s d")
 
@@ -205,7 +205,7 @@ def options_of(verb):
     return {x.name: x for x in found}
 
 class RunOptions(Settings):
-    """What the classes of `options_class` have in common.     options: {name: Option}
+    """The base of the classes that `options_class` makes.     options: {name: Option}
     with_adamw: {name: default with --optimizer adamw, where it differs}
     when_missing: {name: value if a checkpoint does not store the setting}"""
     given = frozenset()        # names of the settings passed to `chosen`

@@ -429,7 +429,7 @@ class Run:
         self.progress = Progress(self.elapsed())
 
     def stopping(self, caught):
-        """What ends the training loop when it is not empty: the signals so far"""
+        """The signals so far, a list.  The training loop ends after the step in which one came."""
         return caught
 
     def final_validation(self):
