@@ -120,11 +120,15 @@ def complains(result, *words):
     return lines[0]
 
 
+# The extra of pyproject.toml that installs a package which tests need, where it is not dev
+EXTRAS = {"torch": "torch", "cuda": "cuda", "numba_cuda": "cuda", "llama_cpp": "llama-cpp",
+          "lm_eval": "eval", "wandb": "wandb"}
+
+
 def needs(name):
     """A package that the programs do not need, only a test that compares with it.  PyTorch takes
     one thread: two workers of pytest with two each wait for each other, on two cores."""
-    extra = {"torch": "torch", "llama_cpp": "llama-cpp", "lm_eval": "eval",
-             "wandb": "wandb"}.get(name, "dev")
+    extra = EXTRAS.get(name.partition(".")[0], "dev")
     package = pytest.importorskip(name, reason=f"{name} comes with pip install -e .[{extra}]")
     if name == "torch":
         package.set_num_threads(1)

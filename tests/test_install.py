@@ -1,12 +1,19 @@
 """What a newcomer types: make, pip.  And what is installed with the programs."""
+import ast
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
+from importlib import metadata
 
 import pytest
-from helpers import FAST, ROOT, complains, copy_parts, needs, ok, with_kernels
+from helpers import EXTRAS, FAST, ROOT, complains, copy_parts, needs, ok, with_kernels
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import nanoeuler as ne
 from nanoeuler_parts import flags
@@ -255,3 +262,41 @@ def test_an_installed_program_runs_in_any_folder(tmp_path):
                             env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120,
                             capture_output=True, encoding="utf-8")
     complains(result, "none.bin")
+
+
+def installed_with(extra):
+    """The names of all packages that pip installs with this extra of the project: those that it
+    lists, and what they need."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    ours = {"": project["dependencies"], **project["optional-dependencies"]}
+    todo, found = [("nanoeuler", ""), ("nanoeuler", extra)], set()
+    while todo:
+        name, extra = todo.pop()
+        if (name, extra) in found:
+            continue
+        found.add((name, extra))
+        needed = ours[extra] if name == "nanoeuler" else []
+        if name != "nanoeuler":
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                needed = metadata.requires(name) or []
+        for one in map(Requirement, needed):
+            if not one.marker or one.marker.evaluate({"extra": extra}):
+                todo += [(canonicalize_name(one.name), x) for x in ("", *one.extras)]
+    return {name for name, _ in found}
+
+
+def test_a_package_that_tests_need_is_in_the_extra_that_they_name():
+    """One that only a developer happens to have is missing elsewhere, and its tests are skipped."""
+    owners, extras = metadata.packages_distributions(), {}
+    for path in sorted((ROOT / "tests").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "needs"
+                    and isinstance(node.args[0], ast.Constant)):
+                name = node.args[0].value.partition(".")[0]
+                extra = EXTRAS.get(name, "dev")
+                if extra not in extras:
+                    extras[extra] = installed_with(extra)
+                packages = {canonicalize_name(x) for x in owners.get(name, [name])}
+                if name == "llama_cpp":
+                    packages.add("llama-cpp-python")         # as long as it is not installed
+                assert packages & extras[extra], f"{path.name}:{node.lineno}: {name} ({extra})"

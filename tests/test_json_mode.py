@@ -109,11 +109,7 @@ def need_fit(text, schema):
     value = strict(text)
     assert fits(value, schema), text
     if schema != "object":
-        try:
-            import jsonschema
-        except ModuleNotFoundError:          # not a package of the tests
-            return
-        jsonschema.validate(value, schema)
+        needs("jsonschema").validate(value, schema)
 
 
 # ---- the automaton
