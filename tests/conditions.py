@@ -79,7 +79,8 @@ def conditions(path):
     def visit(node, function):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             function = f"{function}.{node.name}" if function else node.name
-        if isinstance(node, ast.Call) and node.args and (
+        within = function.rpartition(".")[2]             # a check in a check is its caller's
+        if isinstance(node, ast.Call) and node.args and within not in CHECKS and (
                 getattr(node.func, "id", getattr(node.func, "attr", "")) in CHECKS):
             found.append(Condition(node.lineno, node.end_lineno, [
                 (named(f"{path} {function}: {ast.unparse(part)}"), expression(part))

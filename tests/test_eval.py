@@ -406,3 +406,10 @@ def test_files_of_one_token_and_models_without_an_end(chat, tmp_path, monkeypatc
     c = ne.read_checkpoint(str(chat))
     ne.write_checkpoint("no_end.bin", c.cfg, c.tokenizer, ne.State(eos=""), c.flat)
     refused(capsys, "eval", "no_end.bin", "--data", "books", words=["no end token"])
+
+
+@pytest.mark.unit
+def test_a_text_has_one_field():
+    assert ev.EvalOptions(field=["body", "output=answer"]).check().text_field() == "body"
+    with pytest.raises(ne.UserError, match="--field is given as body and text, expected one name"):
+        ev.EvalOptions(field=["body", "text"]).check()

@@ -291,6 +291,10 @@ def count(n):
     return b"split.tensors.count" + (5).to_bytes(4, "little") + n.to_bytes(4, "little")
 
 
+def parts_in_all(n):
+    return b"split.count" + (2).to_bytes(4, "little") + n.to_bytes(2, "little")
+
+
 WRONG_PARTS = {              # what happened to the parts, and words of the line
     "one is missing": (lambda parts: parts[1].unlink(), ["expected 3 parts", parts_name(2)]),
     "one is cut short": (lambda parts: os.truncate(parts[2], 300), [parts_name(3), "incomplete"]),
@@ -301,6 +305,14 @@ WRONG_PARTS = {              # what happened to the parts, and words of the line
     "the number of tensors is wrong": (lambda parts: parts[0].write_bytes(
         parts[0].read_bytes().replace(count(21), count(22), 1)),
         ["expected 22 tensors in all parts, found 21"]),
+    "one is of a file with more parts": (lambda parts: parts[2].write_bytes(
+        parts[2].read_bytes().replace(parts_in_all(3), parts_in_all(4), 1)),
+        ["part 3 of 3 belongs to another split file", "split.count 4"]),
+    "one has the name of another number": (
+        lambda parts: parts[0].rename(parts[0].with_name("s-00001-of-00004.gguf")),
+        ["its name must end in -00001-of-00003.gguf"]),
+    "one is another file": (lambda parts: parts[1].write_bytes(b"GGML" + bytes(99)),
+                            ["it is not a GGUF file"]),
     "one has another name": (lambda parts: parts[0].rename(parts[0].with_name("x.gguf")),
                              ["a part of a split GGUF file", "gguf-split"])}
 
@@ -311,7 +323,8 @@ def test_a_split_file_that_is_not_whole_is_called_that(name, tokenizer, tmp_path
     parts, _ = split_gguf(tmp_path, tokenizer, monkeypatch)
     edit, words = WRONG_PARTS[name]
     edit(parts)
-    source = parts[0] if parts[0].exists() else tmp_path / "x.gguf"
+    [source] = {parts[0], tmp_path / "x.gguf", tmp_path / "s-00001-of-00004.gguf"}.intersection(
+        tmp_path.iterdir())
     refused(capsys, "import", source, tmp_path / "b.bin", words=words)
 
 

@@ -320,6 +320,34 @@ def test_a_vocabulary_without_a_byte_is_refused(tokenizer):
         ("\\xA", '\\x like this in "\\\\xA"'), ("\\u{41}", '\\u like this in "\\\\u{41}"'),
         ("\\k<a>", '\\k in "\\\\k<a>"'), ("\\p{L}", '\\p in "\\\\p{L}"'),
         ("\\b", '\\b in "\\\\b"'))],
+    *[(as_text({"pattern": pattern}), words) for pattern, words in (
+        ("a(b", "a ( without )"), ("(a))", "an unbalanced )"), ("a\\", "an unexpected end"),
+        ("(" * 51 + ")" * 51, "a group this deep"), ("*a", "* without a part before it"),
+        ("a|+", "+ without a part"), ("{,3}", "{ without a part"), ("^*", "a repeated ^ or $"),
+        ("a{3", "a repetition like this"), ("a{1,x}", "a repetition like this"),
+        ("a{1234567890123}", "a repetition like this"), ("a{3,2}", "a repetition like this"),
+        ("[a-\\d]", "a range like this"), ("[z-a]", "a range like this"), ("[]", "an empty set"),
+        ("[^\\d\\D]", "an empty set"), ("[[:alpha:]]", "a named set"),
+        ("[\\ud800-\\udfff]", "half of a surrogate pair"), ("a^b", "^ within a text"))],
+    *[(as_text(schema), words) for schema, words in (
+        ({"prefixItems": {}}, "prefixItems is {}, expected a list of schemas"),
+        ({"$ref": 5}, "$ref is 5, expected a text"), ({"pattern": 5}, "pattern is 5"),
+        ({"oneOf": [False]}, "oneOf: no alternative is possible"),
+        ({"oneOf": [{"type": "object", "required": ["a"]}] * 2}, "may fit the same value"),
+        ({"enum": [1, 2], "multipleOf": 0}, "multipleOf is 0, expected more than 0"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "contains itself"),
+        ({"type": "object", "minProperties": 3, "properties": {"a": {}, "b": {}, "c": {}}},
+         "expected minProperties of at most 1"),
+        ({"properties": {"a": {}, "b": {}}, "maxProperties": 1}, "at least the number of"),
+        ({"properties": {str(i): {} for i in range(257)}}, "at most 256 names"),
+        ({"required": [str(i) for i in range(257)]}, "at most 256 names"),
+        ({"type": "object", "maxProperties": 2}, "maxProperties needs properties"),
+        ({"patternProperties": {"^a": {"type": "string"}, "^b": {"type": "number"}}},
+         "one schema for all patterns"),
+        ({"patternProperties": {"^a": {}}, "propertyNames": {"maxLength": 3}},
+         "propertyNames beside patternProperties"),
+        ({"anyOf": [{"type": "string", "minLength": i} for i in range(65)]},
+         "at most 64 alternatives, found 65"))],
     ('{"pattern": "^.{0,9}$", "minLength": 12}', "which no match has"),
     ('{"pattern": "(a|b)*a(a|b){16}"}', "steps to prepare"),
     ('{"pattern": "((((a{99}){99}){99}){99})"}', "steps to prepare"),
@@ -936,11 +964,11 @@ def test_the_host_samples_in_json_mode(model):
     """A decoder that samples on the device is asked for the logits."""
     options, ids = replace(model.options, json_schema="object"), model.ids_of("To be")
     reader = model.decoder.with_slots(1)
-    reader.draws, reader.draw = True, never
+    reader.samples_itself, reader.sample_on_device = True, never
     reply = model.new_reply(ids, options, ne.rng_of(1))
     assert [*ne.generate_many(reader, [reply])] == [(0, reply)]
     assert reply.answer == model.generate(["To be"], json_schema="object")[0].answer
-    assert model.new_reply(ids, model.options, ne.rng_of(1)).draws(1)
+    assert model.new_reply(ids, model.options, ne.rng_of(1)).requests(1)
 
 
 def test_a_number_ends_with_the_end_token(model):
@@ -951,9 +979,9 @@ def test_a_number_ends_with_the_end_token(model):
                      constraint=constraint)
     digit, logits = model.tokenizer.vocab.index(b"7"), np.zeros(512, np.float32)
     logits[[digit, end]] = 50, 60
-    reply.draw(logits)
+    reply.sample(logits)
     assert (reply.answer, reply.finish) == ("7", "")
-    reply.draw(logits)
+    reply.sample(logits)
     assert (reply.answer, reply.finish) == ("7", "stop")
 
 
@@ -964,7 +992,7 @@ def replies_from_random_logits(tokenizer, name, n, tokens=256):
         reply = ne.Reply([0], sampling, ne.rng_of(seed), None, tokenizer.vocab,
                          constraint=constraint)
         while not reply.finish:
-            reply.draw(3 * rng.standard_normal(tokenizer.vocab_size, np.float32))
+            reply.sample(3 * rng.standard_normal(tokenizer.vocab_size, np.float32))
         yield reply
 
 

@@ -42,7 +42,8 @@ def recipe(monkeypatch, tmp_path):
         f.write(TEXT.read_bytes()[:40_000])
     asked = [dict(instruction=f"Add {a} and 2.", input="", output=str(a + 2), source="sums")
              for a in range(150)]
-    pairs = [{**e, "chosen": e["output"], "rejected": "none"} for e in asked]
+    pairs = [{"instruction": e["instruction"], "chosen": e["output"], "rejected": "none"}
+             for e in asked]
     for name, what in (("ask", asked), ("pairs", pairs)):
         (tmp_path / f"{name}.json").write_text(json.dumps(what), "utf-8")
     given = ["--folder", tmp_path / "made", "--text", tmp_path / "text.txt.xz",

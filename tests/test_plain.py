@@ -1,5 +1,6 @@
 """Part I of nanoeuler.py: it agrees with the code that trains, and it runs alone."""
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -250,6 +251,21 @@ def alone(folder, work, as_python, env=None):
     c = ne.read_checkpoint(str(work / "nanoeuler.bin"))
     assert c.state.step == 3 and c.cfg.n_mtp == 2
     return c
+
+
+@pytest.mark.parametrize("losses, norm", [([1.0], math.nan), ([math.nan], 1.0)])
+def test_a_run_ends_where_the_loss_or_the_gradient_is_not_finite(losses, norm):
+    with pytest.raises(ne.UserError, match="step 7: the loss or its gradient is not finite"):
+        ne.PlainRun.record(types.SimpleNamespace(step=7), np.array(losses), norm, None, 0.1)
+
+
+def test_wrong_arguments_are_rejected_before_the_work(tmp_path, capsys):
+    assert ne.plain_main(["train", "--data", str(ROOT / "data/shakespeare.txt"), "--steps",
+                          "0"]) == 2
+    assert "--steps: expected 1 or more, found 0" in capsys.readouterr().err
+    cfg = replace(ne.PRESETS["small"], seq_len=8)
+    with pytest.raises(ne.UserError, match="the prompt has 9 tokens, .* up to 8; shorten it"):
+        ne.write_reply("a" * 9, (cfg, bpe.train(b"", 259, bpe.SPECIALS), {}, None), ne.Choice(), 5)
 
 
 def test_part_one_trains_generates_and_chats_alone_in_python(tmp_path):

@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import sys
 import types
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from texts import TORTURE
 
 import bpe
 import nanoeuler as ne
-from nanoeuler_parts.chat import terminal
+from nanoeuler_parts.chat import terminal, verbs
 from nanoeuler_parts.chat.sampling import ChatSampling
 from nanoeuler_parts.chat.templates import chat_ids
 from nanoeuler_parts.chat.terminal import completions, NAMES, SETTINGS, Terminal
@@ -90,15 +91,15 @@ def chat(models, monkeypatch, capsys, tmp_path):
 
 def stopped_at(patch, n):
     """Ctrl-C during the n-th sampled token"""
-    draw, calls = ne.Reply.draw, []
+    sample, calls = ne.Reply.sample, []
 
     def stopping(self, logits):
         calls.append(logits)
         if len(calls) == n:
             raise KeyboardInterrupt
-        return draw(self, logits)
+        return sample(self, logits)
 
-    patch.setattr(ne.Reply, "draw", stopping)
+    patch.setattr(ne.Reply, "sample", stopping)
 
 
 # ---- the loop
@@ -528,3 +529,9 @@ def test_a_link_to_itself_is_not_replaced(chat, elsewhere):
     c = chat()
     c.type("Hello", "/save a", "/save --force a")
     assert c.notes.count("it is a link to itself") == 2 and os.readlink("a") == "a"
+
+
+def test_a_closed_input_is_an_error(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ne.UserError, match="chat reads standard input, but it is closed"):
+        verbs.chat()

@@ -178,6 +178,13 @@ def test_the_removed_pattern_is_the_isolated_one():
     same_ids(tokenizer_of(root), peer_of(json.dumps(root)))
 
 
+def test_another_first_step_is_rejected():
+    root = json.loads(byte_level(GPT4O).to_str())
+    root["pre_tokenizer"]["pretokenizers"][0] = {"type": "Digits", "individual_digits": True}
+    with pytest.raises(bpe.UserError, match="expected the pre_tokenizer to be one Split and then"):
+        tokenizer_of(root)
+
+
 def test_code_points_have_the_classes_of_tokenizers():
     """Between letters, digits, blanks and punctuation, where they may begin, end or be a word."""
     points = [chr(c) for c in [*range(0x3100), *range(0xA000, 0x20000, 41)]

@@ -79,7 +79,7 @@ def test_every_tensor_has_its_initial_values():
         if x.decays:
             assert abs(values.std() / x.std - 1) < 0.05, x.name
         else:
-            assert np.all(values == (0 if x.kind == "bias" else 1)), x.name
+            assert np.all(values == (0 if x.role == "bias" else 1)), x.name
 
 
 @pytest.mark.parametrize("change", [
@@ -925,3 +925,11 @@ def test_train_says_that_it_reads_a_large_text(text, tmp_path, monkeypatch, caps
         monkeypatch.setattr("nanoeuler_parts.files.texts.LARGE", large)
         run("train", "--data", text, "--steps", 1, *FAST, "--out", tmp_path / "a.bin")
         assert (f"reading {text}\n" in capsys.readouterr().out) == said
+
+
+@pytest.mark.parametrize("losses, norm", [([1.0, math.inf], 1.0), ([1.0, 1.0], math.nan)])
+def test_a_run_names_what_is_not_finite(losses, norm):
+    model = SimpleNamespace(first_bad_tensor=lambda: "parameter wte[0, 1] is nan")
+    run = SimpleNamespace(step=3, model=model, out="a.bin")
+    with pytest.raises(ne.UserError, match=r"step 3: parameter wte\[0, 1\] is nan; .* a.bin is"):
+        TextRun.need_finite(run, np.array(losses), norm)
