@@ -101,7 +101,10 @@ def random_params(cfg, rng):
     for view, x in zip(ne.views(flat, table), table):
         noise = rng.standard_normal(x.shape)
         fan_in = 1 if x.name == "wte" else x.shape[-1]
-        view[...] = noise / math.sqrt(fan_in) if x.decays else (x.kind == "weight") + 0.3 * noise
+        if x.role == "matrix":
+            view[...] = noise / math.sqrt(fan_in)
+        else:
+            view[...] = (x.role == "gain") + 0.3 * noise
     return flat
 
 

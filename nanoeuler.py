@@ -57,8 +57,8 @@ Shapes  B batch, T tokens, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidd
         n_mtp is the number of output heads.  Head 0 predicts the next token, the auxiliary heads
         predict further tokens, which helps training (multi-token prediction, after Gloeckle et al.
         2024; here each head is one matrix).
-Names   In the model: p parameters, g their gradients, a activations, d gradients of activations.
-        In an op: dx is the gradient of the loss with respect to x.
+Names   In the model: p parameters, g their gradients, a activations, d gradients of activations,
+        c constants.  In an op: dx is the gradient of the loss with respect to x.
 Types   Functions take their dtype from their arguments: float32, or float64 for gradient checks.
 """
 # From here to Part I, the file prepares Python and Numba.  To read the program, go to Part I.  All
@@ -207,7 +207,7 @@ class Config(Settings):
     rope_theta: float = setting(10000.0, 1, 1e12)
     norm_eps: float = setting(1e-5, 1e-12, 1)
     tie_embeddings: bool = setting(False, 0, 0, "share the embedding matrix with output head 0")
-    # The rest is for other models, Qwen2, Qwen3, Mistral and Llama 3, and may be skipped at first
+    # The rest is for imported models: Qwen2, Qwen3, Mistral and Llama 3
     qkv_bias: bool = setting(False, 0, 0, "add a bias to queries, keys and values, as Qwen2 does")
     qk_norm: bool = setting(False, 0, 0, "apply RMSNorm to each head of queries and keys, as Qwen3 "
                             "does")
@@ -261,21 +261,21 @@ PRESETS = {
 # The parameters of a model are one flat buffer of numbers, and a table says which tensor lies where
 # in it.  Initialization, weight decay and the names in a file are loops over this table.
 class Tensor(NamedTuple):
-    """A learned tensor: a row of the table.  A first reader needs the name and the shape."""
+    """A learned tensor: a row of the table"""
     name: str                # field of Params
     shape: tuple             # with the axis of layers or output heads, if `each` names one
-    std: float | None        # initial standard deviation of a matrix; None for vectors: gains
-                             # start as ones, biases as zeros
+    role: str                # "matrix", "gain" or "bias": how it starts, and whether it decays
+    std: float               # initial standard deviation of a matrix; gains start as ones, biases
+                             # as zeros
     each: str                # what the first axis counts: "layer", "head", or "" for neither
-    packed: bool             # into panels, for fast products (13)
+    packed: bool             # into panels, for fast products (12)
     optimizer: str           # in a run with Muon (16): muon, adamw, or adamw_embedding
-    kind: str = "weight"     # or bias: the suffix of its name in a file (10)
     start: int = 0           # index of its first entry in the flat buffer
 
     @property
     def decays(self):
         """Weight decay applies to matrices, and not to gains and biases."""
-        return self.std is not None
+        return self.role == "matrix"
 
     @property
     def end(self):
@@ -292,22 +292,22 @@ def param_table(cfg):
     std = 0.02 * math.sqrt(768 / C)          # 0.02 at C = 768, as in GPT-2
     out_std = std / math.sqrt(2 * L)         # the 2L outputs to the residual stream (GPT-2, 2.3)
     table = [
-        #       name         shape             std      each     packed  optimizer
-        # matrices: a row of wte is the vector of a token; y = x W^T for the others
-        Tensor("wte",        (V, C),           std,     "",      False,  "adamw_embedding"),
-        Tensor("qkv",        (L, QKV, C),      std,     "layer", True,   "muon"),
-        Tensor("attn_proj",  (L, C, HD),       out_std, "layer", True,   "muon"),
-        Tensor("gate_up",    (L, 2 * F, C),    std,     "layer", True,   "muon"),
-        Tensor("down",       (L, C, F),        out_std, "layer", True,   "muon"),
-        Tensor("lm_head",    (untied, V, C),   std,     "head",  True,   "adamw"),
+        #       name         shape            role      std      each     packed optimizer
+        # a row of wte is the vector of a token; the other matrices are the W of y = x W^T
+        Tensor("wte",        (V, C),          "matrix", std,     "",      False, "adamw_embedding"),
+        Tensor("qkv",        (L, QKV, C),     "matrix", std,     "layer", True,  "muon"),
+        Tensor("attn_proj",  (L, C, HD),      "matrix", out_std, "layer", True,  "muon"),
+        Tensor("gate_up",    (L, 2 * F, C),   "matrix", std,     "layer", True,  "muon"),
+        Tensor("down",       (L, C, F),       "matrix", out_std, "layer", True,  "muon"),
+        Tensor("lm_head",    (untied, V, C),  "matrix", std,     "head",  True,  "adamw"),
         # gains of the RMSNorms before attention, before SwiGLU, and before the output heads
-        Tensor("attn_norm",  (L, C),           None,    "layer", False,  "adamw"),
-        Tensor("mlp_norm",   (L, C),           None,    "layer", False,  "adamw"),
-        Tensor("final_norm", (C,),             None,    "",      False,  "adamw"),
+        Tensor("attn_norm",  (L, C),          "gain",   0.0,     "layer", False, "adamw"),
+        Tensor("mlp_norm",   (L, C),          "gain",   0.0,     "layer", False, "adamw"),
+        Tensor("final_norm", (C,),            "gain",   0.0,     "",      False, "adamw"),
         # of other models (4.8)
-        Tensor("qkv_bias",   (L, biases),      None,    "layer", False,  "adamw", kind="bias"),
-        Tensor("q_norm",     (L, normed),      None,    "layer", False,  "adamw"),
-        Tensor("k_norm",     (L, normed),      None,    "layer", False,  "adamw")]
+        Tensor("qkv_bias",   (L, biases),     "bias",   0.0,     "layer", False, "adamw"),
+        Tensor("q_norm",     (L, normed),     "gain",   0.0,     "layer", False, "adamw"),
+        Tensor("k_norm",     (L, normed),     "gain",   0.0,     "layer", False, "adamw")]
     starts = itertools.accumulate((math.prod(x.shape) for x in table), initial=0)
     return [x._replace(start=start) for x, start in zip(table, starts)]
 
@@ -343,10 +343,10 @@ def init_params(cfg, seed, dtype=np.float32):
     rng, table = np.random.default_rng(seed), param_table(cfg)
     flat = aligned((n_params(cfg),), dtype)
     for view, x in zip(views(flat, table), table):
-        if x.decays:
+        if x.role == "matrix":
             view[...] = x.std * rng.standard_normal(x.shape, np.float32)
         else:
-            view[...] = 0.0 if x.kind == "bias" else 1.0
+            view[...] = 1.0 if x.role == "gain" else 0.0
     return flat
 
 # ---- activations
@@ -769,14 +769,13 @@ def add_bias_gradient(dbias, dqkv):
             dbias[c] += row[c]
 
 @jit
-def head_norm_forward(qkv, rstd, q_gain, k_gain, eps):
+def head_norm_forward(qkv, rstd, q_gain, k_gain, H, eps):
     """RMSNorm of each head of q and k, before RoPE:      Qwen3 (Yang et al. 2025)
     y = gain * x * rstd,   rstd = 1 / sqrt(mean_i(x^2) + eps), the mean over the D entries of a head
     in place: qkv (T, QKV)     out: rstd (T, H + G) for backward     in: q_gain, k_gain (D,)"""
-    D, heads = q_gain.size, rstd.shape[1]    # QKV = (H + 2 G) D, so H = 2 heads - QKV / D
-    H = 2 * heads - qkv.shape[1] // D
+    D = q_gain.size
     for t in range(len(qkv)):
-        for h in range(heads):
+        for h in range(rstd.shape[1]):
             x, gain, ss = qkv[t, h * D:h * D + D], q_gain if h < H else k_gain, 0.0
             for i in range(D):
                 ss += value(x[i]) * value(x[i])
@@ -786,14 +785,13 @@ def head_norm_forward(qkv, rstd, q_gain, k_gain, eps):
                 x[i] = rounded(gain[i] * value(x[i]) * r, x)
 
 @jit
-def head_norm_backward(dqkv, qk, rstd, q_gain, k_gain):
+def head_norm_backward(dqkv, qk, rstd, q_gain, k_gain, H):
     """u = x * rstd:   dx = rstd * (gain*dy - u * mean_i(gain*dy*u)), as in `rmsnorm_backward`
     in place: dqkv (T, QKV), dy becomes dx     in: qk (T, (H + G) D), the heads before their norm
     """
-    D, heads = q_gain.size, rstd.shape[1]
-    H = 2 * heads - dqkv.shape[1] // D
+    D = q_gain.size
     for t in range(len(dqkv)):
-        for h in range(heads):
+        for h in range(rstd.shape[1]):
             dy, x = dqkv[t, h * D:h * D + D], qk[t, h * D:h * D + D]
             gain = q_gain if h < H else k_gain
             r, total = rstd[t, h], dqkv.dtype.type(0)
@@ -819,10 +817,10 @@ def add_head_gain_gradients(dq_gain, dk_gain, dqkv, qk, rstd, H):
 # Tour: docs/tour/07_euler.md (forward) and 08_backward.md
 # Forward pass, loss and backward pass of one sequence, from the ops of section 4, called once each
 # and in this order.  `python check.py --plain` compares the gradients with finite differences.
-Constants = namedtuple("Constants", "L P H G D window eps cos sin")      # the same for every pass
+Constants = namedtuple("Constants", "L C P H G D window eps cos sin")    # the same for every pass
 
 def constants_of(cfg, dtype):
-    return Constants(cfg.n_layer, cfg.n_mtp, cfg.n_head, cfg.n_kv_head, cfg.head_dim,
+    return Constants(cfg.n_layer, cfg.n_embd, cfg.n_mtp, cfg.n_head, cfg.n_kv_head, cfg.head_dim,
                      cfg.window or cfg.seq_len, cfg.norm_eps, *rope_table(cfg, dtype))
 
 @jit
@@ -854,7 +852,7 @@ def forward(tokens, t0, n_outputs, p, a, c):
             add_bias(qkv, p.qkv_bias[l])
         if p.q_norm.size:
             a.qk[l, new] = qkv[:, :(H + G) * D]
-            head_norm_forward(qkv, a.qk_rstd[l, new], p.q_norm[l], p.k_norm[l], c.eps)
+            head_norm_forward(qkv, a.qk_rstd[l, new], p.q_norm[l], p.k_norm[l], H, c.eps)
         rope(qkv, c.cos[new], c.sin[new], H + G, c.cos.dtype.type(1))
         # for the queries of the new tokens, with the keys and values of all
         attention_forward(a.att[l, :T], a.lse[l], a.qkv[l, :T], t0, H, G, D, c.window)
@@ -897,8 +895,8 @@ def backward(tokens, n_outputs, p, g, a, d, c):
 
         # x2 = x1 + swiglu(rmsnorm(x1)): dx2 goes through the branch, and directly to dx1
         matmul_backward(d.swiglu, g.down[l], dx2, a.swiglu[l], p.down[l])
-        swiglu_backward(a.gate_up[l], d.swiglu)
-        dgate_up = a.gate_up[l]              # now holds its gradient
+        dgate_up = a.gate_up[l]              # `swiglu_backward` writes it in place of gate_up
+        swiglu_backward(dgate_up, d.swiglu)
         matmul_backward(d.norm, g.gate_up[l], dgate_up, a.mlp_in[l], p.gate_up[l])
         add_gain_gradient(g.mlp_norm[l], d.norm, x1, a.mlp_rstd[l])
         rmsnorm_backward(dx1, dx2, d.norm, x1, p.mlp_norm[l], a.mlp_rstd[l])
@@ -909,7 +907,7 @@ def backward(tokens, n_outputs, p, g, a, d, c):
         rope(d.qkv, c.cos, c.sin, H + G, c.cos.dtype.type(-1))
         if p.q_norm.size:                    # the gains first: the next call overwrites d.qkv
             add_head_gain_gradients(g.q_norm[l], g.k_norm[l], d.qkv, a.qk[l], a.qk_rstd[l], H)
-            head_norm_backward(d.qkv, a.qk[l], a.qk_rstd[l], p.q_norm[l], p.k_norm[l])
+            head_norm_backward(d.qkv, a.qk[l], a.qk_rstd[l], p.q_norm[l], p.k_norm[l], H)
         if p.qkv_bias.size:
             add_bias_gradient(g.qkv_bias[l], d.qkv)
         matmul_backward(d.norm, g.qkv[l], d.qkv, a.attn_in[l], p.qkv[l])
@@ -938,28 +936,29 @@ def largest_mask(x, n):
 # sum to at least top_p, and those with at least min_p times the probability of the best one
 Choice = namedtuple("Choice", "temperature top_k top_p min_p", defaults=(0.8, 0, 1.0, 0.0))
 
-def sample(logits, rng, o):
+def sample(logits, rng, sampling):
     """Samples an id from softmax(logits / temperature), restricted by top-k, top-p and min-p.
-    logits (V,); o: an object with temperature, top_k, top_p and min_p, such as a `Choice`.  Each
-    restriction is applied to the probabilities of all tokens, and the strictest one decides."""
+    logits (V,); sampling: an object with temperature, top_k, top_p and min_p, such as a `Choice`.
+    Each restriction is applied to the probabilities of all tokens, and the strictest one decides.
+    """
     best = int(np.argmax(logits))            # argmax finds the first NaN, if there is one
     need(logits[best] != -math.inf, "no token may follow here, because all are excluded; in JSON "
          "mode, use another schema")
     if not math.isfinite(logits[best]):
         raise UserError(f"the logit of token {best} is {logits[best]}, expected a finite number; "
                         f"the model's weights are too large: use another checkpoint")
-    if o.temperature == 0:
+    if sampling.temperature == 0:
         return best
     z = logits.astype(np.float64)
     # probabilities, relative to that of the most probable token
-    odds = np.exp((z - z[best]) / max(o.temperature, 1e-99))
-    n = min(o.top_k or len(odds), len(odds))
-    if o.top_p < 1:                          # the fewest whose sum reaches top_p of the total
+    odds = np.exp((z - z[best]) / max(sampling.temperature, 1e-99))
+    n = min(sampling.top_k or len(odds), len(odds))
+    if sampling.top_p < 1:                   # the fewest whose sum reaches top_p of the total
         total = np.sort(odds)[::-1].cumsum()
-        n = min(n, 1 + int(np.searchsorted(total, o.top_p * total[-1])))
+        n = min(n, 1 + int(np.searchsorted(total, sampling.top_p * total[-1])))
     if n < len(odds):
         odds[~largest_mask(odds, n)] = 0
-    odds[odds < o.min_p] = 0
+    odds[odds < sampling.min_p] = 0
     total = odds.cumsum()
     return int(np.searchsorted(total, rng.random() * total[-1], side="right"))
 
@@ -1251,7 +1250,7 @@ def train(run, stopped=()):
 # A model is one file in the format safetensors: 8 bytes with the length of a header, the header in
 # JSON, and the numbers.  The names are those of a Llama, so that other programs can read them.  The
 # header also holds the configuration, the tokenizer, and a checksum of what follows the length.
-# `read_model` does not verify it; `read_checkpoint` (22) does.
+# `read_model` does not verify it; nanoeuler_parts/checkpoint does.
 LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start optimizer")
 
 # {tensor: the matrices that are stacked in one layer or head of it, each as its rows ("": all), its
@@ -1291,8 +1290,9 @@ def llama_tensors(cfg):
         for prefix, gguf_prefix in prefixes[x.each]:
             for rows, name, gguf in FILE_NAMES[x.name]:
                 shape = rows_of.get(rows, all_rows), *columns
-                in_gguf = f"{gguf_prefix}{gguf}.{x.kind}" if gguf_prefix or gguf else ""
-                tensors.append(LlamaTensor(f"{prefix}{name}.{x.kind}", in_gguf, shape, start,
+                suffix = "bias" if x.role == "bias" else "weight"
+                in_gguf = f"{gguf_prefix}{gguf}.{suffix}" if gguf_prefix or gguf else ""
+                tensors.append(LlamaTensor(f"{prefix}{name}.{suffix}", in_gguf, shape, start,
                                            x.optimizer))
                 start += math.prod(shape)
     return tensors
@@ -1438,7 +1438,7 @@ def write_reply(prompt, model, choice, n):
         print(for_terminal(decoder.decode(tokenizer.decode([token]))), end="", flush=True)
     print(decoder.decode(b"", final=True))
 
-def typed_lines():
+def read_lines():
     """Each line that the user types after the sign >"""
     print("> ", end="", flush=True)
     for line in sys.stdin:
@@ -1466,24 +1466,25 @@ def plain_main(argv=None):
         verb.add_argument("--tokens", type=int, default=200, help="largest number in a reply")
         verb.add_argument("--temperature", type=float, default=0.8,
                           help="0: always the most probable token")
-    o = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     try:
-        if o.verb == "train":
-            with reading(o.data, "name a text file with --data"):
-                text = bpe.read_bytes(o.data)
-            need(o.steps > 0, f"--steps: expected 1 or more, found {o.steps}")
-            train(PlainRun(PRESETS[o.preset], text, o.out, o.steps))
-            print(f"Talk to it with: python nanoeuler.py chat {o.out}")
+        if options.verb == "train":
+            with reading(options.data, "name a text file with --data"):
+                text = bpe.read_bytes(options.data)
+            need(options.steps > 0, f"--steps: expected 1 or more, found {options.steps}")
+            train(PlainRun(PRESETS[options.preset], text, options.out, options.steps))
+            print(f"Talk to it with: python nanoeuler.py chat {options.out}")
             return 0
-        model = read_model(o.file)
-        for prompt in [o.prompt] if o.verb == "generate" else typed_lines():
-            write_reply(prompt, model, Choice(o.temperature), o.tokens)
+        model = read_model(options.file)
+        for prompt in [options.prompt] if options.verb == "generate" else read_lines():
+            write_reply(prompt, model, Choice(options.temperature), options.tokens)
     except KeyboardInterrupt:
         return 130
     except (UserError, OSError) as e:
         print(f"nanoeuler: {printable(str(e))}", file=sys.stderr)
         return 2
     return 0
+
 # ======== Part II: why it is fast ========
 # Part I computes one sequence after the other, on one thread, and reads each weight from memory for
 # every token.  This part computes the same sums in another order: rows of tokens together in tiles
@@ -1491,9 +1492,9 @@ def plain_main(argv=None):
 # all threads.  `Model` is the result, and takes the place of `PlainModel`.  A batch of texts is
 # decoded together by `Decoder`, which takes the place of `PlainDecoder`.
 #
-# More names: s is scratch memory.  wt is W^T, for the forward pass y = x W^T, and w is W, for the
-# backward pass dx = dy W, both as packed panels (13).  P, S and dS are the matrices of the papers
-# about attention.
+# More names: `scratch` is working memory of a thread.  wt is W^T, for the forward pass y = x W^T,
+# and w is W, for the backward pass dx = dy W, both as packed panels (12).  P, S and dS are the
+# matrices of the papers about attention.
 #
 # Each number is written by one thread, in one order.  So a result depends neither on the number of
 # threads nor on which thread takes which task.
@@ -1525,8 +1526,28 @@ else:
     Compiled = namedtuple("Compiled", "kernel argument dtype")
 
 # ==== 12 Memory ====
-# The arrays of `Model` hold a batch of sequences.  They may store numbers in bfloat16, and matrices
-# in packed panels.
+# This replaces the arrays of section 2.  There one sequence is in memory, in the dtype of the
+# parameters.  The arrays of `Model` hold a batch of sequences, may store numbers in bfloat16, and
+# keep each matrix twice more, in packed panels.  A step then needs more memory, but reads less of
+# it, and in order: bfloat16 halves what a product reads, and a panel lies in memory as it is read.
+#
+# ---- panels
+# A product in tiles (13) reads `width` neighbouring numbers of row 0 of b, then of row 1, and so
+# on.  In a wide matrix these rows lie far apart.  So `pack` copies the columns into panels, each of
+# `width` columns and without gaps.  Example with width = 2; the last panel is filled with zeros:
+#
+#     b   0  1  2  3  4       panel 0    0  1     panel 1    2  3     panel 2    4  0
+#         5  6  7  8  9                  5  6                7  8                9  0
+#     in memory: 0 1 5 6, 2 3 7 8, 4 0 9 0
+
+# ---- sizes
+BR = 32              # query rows that attention processes at once: their scores stay in L1
+KC = 64              # rows of a batch that a weight gradient sums in registers
+NB = 128             # rows of dW in one task of a weight gradient: they fit into L2
+COLUMNS = 16         # threads share columns in multiples of 16: a cache line of float32
+PACK_PARTS = 8       # number of tasks into which the packing of a matrix is divided
+
+# ---- groups of tensors
 def fields_where(chosen):
     """The slice of Params' fields whose Tensors `chosen` selects; they are adjacent"""
     at = [i for i, x in enumerate(TABLE) if chosen(x)]
@@ -1545,7 +1566,7 @@ def entries_where(cfg, chosen):
 # The inputs of products may be stored as bfloat16, the upper half of a float32, in a uint16.  This
 # halves their memory.  Products are up to twice as fast if the CPU supports bfloat16 products.
 # Kernels are written once for all types.  In float32 and float64, the following functions change no
-# number, and a reader may ignore them:
+# number:
 #
 #     name                         float32, float64    bfloat16
 #     value(x)                     x                   the number that a stored x stands for
@@ -1558,6 +1579,9 @@ def entries_where(cfg, chosen):
 # `tiled_matmul` (13) calls `narrowed` for its left operand.  So the forward and backward pass (15)
 # do not mention precision: the dtypes of their arrays decide it.
 #
+# Example: 1 + 2^-8 lies between the bfloat16 numbers 1 and 1 + 2^-7.  It is rounded to the even
+# one, 1.  If x = 1 + 2^-8 is multiplied by b = 1 in bfloat16, the product is therefore 1.
+#
 # A run in bfloat16 stores the activations that enter matrix products in bfloat16, and also copies
 # of the matrices.  Gradients that enter products (of logits, x, qkv, P, S) stay float32, and
 # `tiled_matmul` rounds them when it reads them.  Parameters, moments, the residual stream, sums and
@@ -1567,22 +1591,28 @@ PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
 if not nanoeuler_parts:
     del PRECISIONS["bf16"]
 
+# Numba compiles a kernel once for each combination of argument types.  Three idioms keep the types
+# as they should be:
+#     cos.dtype.type(1)      1 in the dtype of cos; a literal 1.0 would make a float32 sum float64
+#     np.int64(0)            the same type as a variable, so that no second version is compiled
+#     an empty array         passes a dtype, which cannot be an argument of its own (`operand`, 16)
+
 # ---- arrays of a training step
 # Named tuples of arrays.  Acts are activations with a first axis of length B, and Dacts are those
 # gradients of activations that outlive a sequence's backward pass.  LayerRows are some rows of one
 # layer's activations (15).  Scratch is the working memory of a thread.  Panels are the matrices,
-# packed for products (13).  MuonScratch is the working memory of a thread in Muon (16).
+# packed for products (12).  MuonScratch is the working memory of a thread in Muon (16).
 LayerRows = namedtuple("LayerRows", "x x1 x2 attn_in attn_rstd qk qk_rstd qkv att mlp_in mlp_rstd "
                                     "gate_up swiglu")
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm qkv_bias q_norm k_norm")
 Scratch = namedtuple("Scratch", "dnorm datt dswiglu scores dscores kt vt dy_panels x_panels")
 Panels = namedtuple("Panels", [x.name for x in TABLE if x.packed])
-MuonScratch = namedtuple("MuonScratch", "y other gram square like")
+MuonScratch = namedtuple("MuonScratch", "y other gram square operand")
 
-# NARROW names the arrays that such a run stores as bfloat16.  PAIRED names the packed panels (13),
+# NARROW names the arrays that such a run stores as bfloat16.  PAIRED names the packed panels (12),
 # whose entries, in int32, are pairs of bfloat16 numbers.
 NARROW = {Acts: {"attn_in", "qk", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
-          Scratch: {"datt"}, MuonScratch: {"like"}}
+          Scratch: {"datt"}, MuonScratch: {"operand"}}
 PAIRED = {Panels: set(Panels._fields), Scratch: {"kt", "vt", "dy_panels", "x_panels"}}
 
 def of_batch(B, shapes):
@@ -1616,7 +1646,7 @@ def scratch_shapes(cfg, n, T, dtype):
                    x_panels=(n, -(-longest // width), rows_of_KC, width))
 
 def panel_shapes(cfg, dtype, transposed):
-    """Shapes of packed weights (13): W (N, K) is ceil(K / width) panels (N, width).
+    """Shapes of packed weights (12): W (N, K) is ceil(K / width) panels (N, width).
     W^T, if transposed, is ceil(N / width) panels (K, width)."""
     width, shapes = tile_width(dtype), {}
     untied = replace(cfg, tie_embeddings=False)      # a tied head has its own panels, too
@@ -1640,12 +1670,6 @@ def parts_of(memory, shapes):
     return type(shapes)(*(x.reshape(-1)[:math.prod(shape)].reshape(shape)
                           for x, shape in zip(memory, shapes)))
 
-BR = 32              # query rows that attention processes at once: their scores stay in L1
-KC = 64              # rows of a batch that a weight gradient sums in registers
-NB = 128             # rows of dW in one task of a weight gradient: they fit into L2
-COLUMNS = 16         # threads share columns in multiples of 16: a cache line of float32
-PACK_PARTS = 8       # number of tasks into which the packing of a matrix is divided
-
 # ==== 13 Tiled products ====
 # This replaces the matrix products of section 4.1, and is two to four times as fast on one core
 # (bench/NOTES.md).  `matmul` reads the whole matrix again for each row of x.  Here a tile of MR
@@ -1660,9 +1684,14 @@ PACK_PARTS = 8       # number of tasks into which the packing of a matrix is div
 #
 # A tile has MR rows.  A row has `width` numbers, which fill two vectors, or TILE_BYTES bytes.
 # The MR x width sums stay in registers, two vectors per row, while k runs through x and b.  Each k
-# takes 2 MR multiply-adds, 2 loads and MR broadcasts.  Numba's own loops reach 35 % of a core's
-# peak here, vectors written as LLVM reach 95 %.  nanoeuler_parts/machine/tile.py builds `tile` in
-# LLVM.
+# takes 2 MR multiply-adds, 2 loads and MR broadcasts.
+#
+# Example: with AVX2, a vector holds 8 float32, width = 16, and MR = 6.  For each k a tile reads 16
+# numbers of b and 6 of x, and does 6 * 16 = 96 multiplications: 4 for each number that it reads.
+# `matmul` reads two numbers for each multiplication.
+#
+# Numba's own loops reach 35% of a core's peak here, vectors written as LLVM reach 95%.
+# nanoeuler_parts/machine/tile.py builds `tile` in LLVM.
 @jit
 def tiled_matmul(out, x, b):
     """out = x b     out (M, N), x (M, K) of any strides, b (K, N) or packed; float32 or float64
@@ -1735,34 +1764,36 @@ def weight_gradient(dw, dy, x, n0, dy_panels, x_panels):
 
 # ==== 14 Blocked attention ====
 # This replaces the attention of section 4.5.  There each row reads the keys and values again.  Here
-# a block of BR query rows shares them, and its scores are products in tiles.
+# a block of BR query rows shares them, and its scores are products in tiles, which is several times
+# as fast.
 #
 # A block of BR query rows attends to all keys up to the block's end.  So there is no T x T matrix,
 # and little work above the diagonal.  Loops over a row run to the block's end, not to the diagonal,
 # because they then work on whole vectors.  K^T and V^T are packed once per key/value head.  Q, K
-# and V are read in place: in qkv, query head h begins at column h * D, and the keys and values of
-# head g begin at columns k and v.  The kernels infer the numbers of heads, H and G, from the widths
-# HD = H * D and QKV = (H + 2 G) * D.
+# and V are read in place.
+#
+# Example: BR = 32, T = 80.  The blocks are rows 0 to 31, 32 to 63 and 64 to 79.  The second one
+# computes 32 x 64 scores.  Row 32 may use the first 33 of its 64 scores, and the other 31 are set
+# to zero.  With window = 20, row 32 reads no key before 32 - 19 = 13.  The keys are packed in
+# panels, of 16 keys if width = 16, so the block begins with key 0, the first key of that panel.
 @jit
 def first_key(t0, window, width):
-    """The first key that a block of rows reads.  Row t0 attends to the oldest key, t0 - window + 1;
-    packed K^T is read from the beginning of a panel, a multiple of width."""
+    """The first key that a block of rows from t0 on reads.  The oldest key that row t0 attends to
+    is t0 - window + 1.  The result is at or before it, at the beginning of a panel of K^T, which is
+    a multiple of width."""
     return max(0, t0 + 1 - window) // width * width
 
 @jit
-def blocked_attention_forward(o, lse, qkv, D, window, h0, h1, s):
+def blocked_attention_forward(o, lse, qkv, c, h0, h1, scratch):
     """o = softmax(Q K^T / sqrt(D)) V, causal, grouped queries      Vaswani 2017; Ainslie 2023
     Token t attends to the tokens t - window + 1 to t.
-    For heads h0 to h1.  out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV)
-    scratch: scores (BR, T), kt for packed K^T
+    For heads h0 to h1.  out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV),
+    c Constants     scratch: scores (BR, T), kt for packed K^T
     Explained in docs/tour/06_attention.md"""
-    scores, kt = s.scores, s.kt
-    T, HD = o.shape
-    H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
-    scale = scores.dtype.type(1 / math.sqrt(D))
+    scores, kt, H, G, D, window = scratch.scores, scratch.kt, c.H, c.G, c.D, c.window
+    T, width, scale = len(o), kt.shape[2], scores.dtype.type(1 / math.sqrt(D))
     for h in range(h0, h1):
-        g = h * G // H
-        k, v = HD + g * D, HD + (G + g) * D
+        q, k, v = columns_of_head(h, H, G, D)
         if h == h0 or h * G % H == 0:        # the first query head of this key/value head
             pack(kt, qkv[:, k:k + D].T)
         for t0 in range(0, T, BR):
@@ -1771,7 +1802,7 @@ def blocked_attention_forward(o, lse, qkv, D, window, h0, h1, s):
             n = t1 - k0                      # the block attends to keys k0 to t1
             P = scores[:t1 - t0, :n]         # holds S = Q K^T first, then P
             panels = kt[k0 // width:(t1 + width - 1) // width]
-            tiled_matmul(P, qkv[t0:t1, h * D:h * D + D], panels)
+            tiled_matmul(P, qkv[t0:t1, q:q + D], panels)
             for t in range(t0, t1):          # the row maxima, kept in lse for now
                 row, own = scores[t - t0, :n], t - k0
                 for j in range(own + 1 - window):
@@ -1795,21 +1826,20 @@ def blocked_attention_forward(o, lse, qkv, D, window, h0, h1, s):
                 norm = scores.dtype.type(1) / total
                 for j in range(n):
                     row[j] *= norm
-            tiled_matmul(o[t0:t1, h * D:h * D + D], P, qkv[k0:t1, v:v + D])
+            tiled_matmul(o[t0:t1, q:q + D], P, qkv[k0:t1, v:v + D])
 
 @jit
-def blocked_attention_backward(dqkv, do, o, lse, qkv, D, window, g0, g1, s):
+def blocked_attention_backward(dqkv, do, o, lse, qkv, c, g0, g1, scratch):
     """P = exp(Q K^T / sqrt(D) - lse),   dP = dO V^T,   dS = P * (dP - rowsum(dO * O)) / sqrt(D)
     dQ = dS K,   dK = sum_h dS^T Q,   dV = sum_h P^T dO      Dao 2022, B.4; P is recomputed
     For key/value heads g0 to g1 and the query heads h that share them.
-    out: dqkv (T, QKV)     in: do, o (T, HD), lse (H, T), qkv (T, QKV)
+    out: dqkv (T, QKV)     in: do, o (T, HD), lse (H, T), qkv (T, QKV), c Constants
     scratch: scores, dscores (BR, T), kt, vt for packed K^T, V^T"""
-    scores, dscores, kt, vt = s.scores, s.dscores, s.kt, s.vt
-    T, HD = o.shape
-    H, G, width = HD // D, (qkv.shape[1] - HD) // (2 * D), kt.shape[2]
+    scores, dscores, kt, vt = scratch.scores, scratch.dscores, scratch.kt, scratch.vt
+    H, G, D, window, T, width = c.H, c.G, c.D, c.window, len(o), kt.shape[2]
     scale = scores.dtype.type(1 / math.sqrt(D))
     for g in range(g0, g1):
-        k, v = HD + g * D, HD + (G + g) * D
+        _, k, v = columns_of_head(g * H // G, H, G, D)
         pack(kt, qkv[:, k:k + D].T)
         pack(vt, qkv[:, v:v + D].T)
         dqkv[:, k:k + D] = 0                 # dK and dV accumulate over query heads and blocks
@@ -1844,13 +1874,70 @@ def blocked_attention_backward(dqkv, do, o, lse, qkv, D, window, g0, g1, s):
                 add_transposed_product(dv, P, do[t0:t1, q:q + D])
 
 # ==== 15 Threads ====
-# This replaces `forward`, `loss` and `backward` of section 5, and `PlainModel` of section 9.  The
-# same ops are called for parts of a sequence, which several threads share, and the gradients of the
-# matrices are summed over all sequences of a batch at once.
+# This replaces `forward`, `loss` and `backward` of section 5, and `PlainModel` of section 9.  Each
+# core computes other sequences of a batch, so that two cores are nearly twice as fast as one.  The
+# gradients of the matrices, which belong to all sequences, are summed at the end.
 #
-#     for t0, t1 in shared(team, T, MR):     read it as t0, t1 = 0, T: all rows at once
+# ---- how threads share a sequence
+# If a batch has fewer sequences than threads, several threads share a sequence.  Each of them runs
+# through `team_forward` and `team_backward`, which consist of loops like this one:
 #
-# Several threads may share such a loop.  "---- threads" below explains how.
+#     for t0, t1 in shared(team, T, MR):
+#         tiled_matmul(y[t0:t1], x[t0:t1], w)
+#
+# The T rows are cut into parts.  A free thread takes the next part, and no thread leaves the loop
+# before all parts are done.  A thread that has the sequence for itself takes a single part, with
+# all rows.  Products and norms are shared by rows, attention by heads, and sums over rows by
+# columns.  One thread computes each number, in the order of a single-threaded run.  A thread waits
+# only for parts that other threads have begun, so any number of threads may join, at any time.
+#
+# Example: two threads share a sequence, and each loop has two parts.  The parts are numbered
+# through all loops, so loop 0 has parts 0 and 1, loop 1 has parts 2 and 3.
+#     thread 0    takes part 0
+#     thread 1    joins, takes part 1, is faster, and waits until part 0 is done
+#     both        enter loop 1
+# If thread 1 joins later, when thread 0 has done parts 0 and 1, it finds both taken and done, and
+# passes through loop 0.
+#
+# Threads count the parts that are taken and done in arrays of integers:
+#     fetch_add(counter, i)            counter[i]++; returns the old value
+#     next_below(counter, i, end)      counter[i]++ if it is below end; returns the old value
+#     seen(counter, i)                 returns counter[i]; all that other threads wrote before
+#                                      they counted is then visible
+#     wait_until(counter, i, least)    waits until counter[i] >= least
+
+# A Team is one thread's view of the sequence b that it works on:
+#     share       the number of parts into which a loop is cut; a short loop has fewer
+#     progress    counters that all threads of the sequence have in common: the parts TAKEN and
+#                 DONE; 1 once the sequence has BEGUN; the thread that began it, its LEADER; and the
+#                 number of threads for which it is OVER
+#     passed      passed[0] is the number of parts in all loops that this thread has entered
+Team = namedtuple("Team", "b share progress passed")
+TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # indices into `progress`
+
+@bpe.jit(**{**OPTIONS, "cache": False})         # Numba does not find a cached generator again
+def each(team, n):
+    """The parts, of parts 0 to n - 1, that this thread takes.  After the loop, all are done.  The
+    loop must not end early, by break or return: other threads would wait forever for the part that
+    it has taken."""
+    before = team.passed[0]                  # number of this loop's first part
+    end = before + n                         # number of the next loop's first part
+    team.passed[0] = end
+    part = next_below(team.progress, TAKEN, end)
+    while part < end:
+        yield part - before
+        fetch_add(team.progress, DONE)
+        part = next_below(team.progress, TAKEN, end)
+    wait_until(team.progress, DONE, end)
+
+@bpe.jit(**{**OPTIONS, "cache": False})
+def shared(team, n, step):
+    """The same for parts (i0, i1) of n items.  Their lengths are multiples of step, except for the
+    last part."""
+    steps = (n + step - 1) // step
+    size = (steps + team.share - 1) // team.share * step
+    for part in each(team, (n + size - 1) // size):
+        yield part * size, min(n, (part + 1) * size)
 
 # ---- sums over the rows of a sequence, shared by columns
 @jit
@@ -1873,11 +1960,10 @@ def bias_gradient(dbias, dqkv, c0):
             dbias[c] += row[c]
 
 @jit
-def head_gain_gradient(dgain, dqkv, qk, rstd, h0, h1, i0):
+def head_gain_gradient(dgain, dqkv, qk, rstd, h0, h1, D, i0):
     """dgain = sum_t sum_h dy*u, u = x * rstd, for heads h0 to h1 and the entries i0 to
     i0 + len(dgain) of each head     dqkv (T, QKV) holds dy, qk (T, (H + G) D) holds x"""
     dgain[:] = 0
-    D = qk.shape[1] // rstd.shape[1]
     for t in range(len(dqkv)):
         for h in range(h0, h1):
             r, start = rstd[t, h], h * D + i0
@@ -1910,15 +1996,15 @@ def layer_rows(a, b, l, t0, t1):
                      swiglu=a.swiglu[b, l, t0:t1])
 
 # A micro-batch: tokens (B, T), targets (P, B, T), weight (B, P), and nll (B, outputs, T) float64,
-# which receives the losses.  outputs: heads 0 to outputs - 1 of the P heads are computed.
-Batch = namedtuple("Batch", "tokens targets weight nll outputs")
-# The same for all sequences: sizes, RoPE's cos and sin (T, D / 2), and `task_table`
-BatchConstants = namedtuple("BatchConstants", "L C H G D window eps cos sin tasks")
+# which receives the losses.  outputs: heads 0 to outputs - 1 of the P heads are computed.  until:
+# LOGITS, LOSS or GRADIENT, the last thing that is computed.
+Batch = namedtuple("Batch", "tokens targets weight nll outputs until")
+LOGITS, LOSS, GRADIENT = range(3)
 # The network: Params, packed panels of each W and of each W^T, Constants
 Net = namedtuple("Net", "p w wt constants")
 
 @jit
-def team_forward(team, batch, net, a, s):
+def team_forward(team, batch, net, a, scratch):
     """Runs sequence b through the network: writes the trajectory a.x[b, 0..2L], and the logits.
     Each layer is two Euler steps: x += attention(rmsnorm(x)), then x += swiglu(rmsnorm(x))."""
     b, T, p, wt, c = team.b, batch.tokens.shape[1], net.p, net.wt, net.constants
@@ -1934,11 +2020,10 @@ def team_forward(team, batch, net, a, s):
                 add_bias(r.qkv, p.qkv_bias[l])
             if p.q_norm.size:
                 r.qk[:] = r.qkv[:, :(H + G) * D]
-                head_norm_forward(r.qkv, r.qk_rstd, p.q_norm[l], p.k_norm[l], eps)
+                head_norm_forward(r.qkv, r.qk_rstd, p.q_norm[l], p.k_norm[l], H, eps)
             rope(r.qkv, cos[t0:t1], sin[t0:t1], H + G, cos.dtype.type(1))
         for h0, h1 in shared(team, H, 1):
-            blocked_attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], D, c.window, h0, h1,
-                                      s)
+            blocked_attention_forward(a.att[b, l], a.lse[b, l], a.qkv[b, l], c, h0, h1, scratch)
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             tiled_matmul_add(r.x1, r.x, r.att, wt.attn_proj[l])
@@ -1963,70 +2048,69 @@ def team_loss(team, batch, a):
                           batch.weight[b, k])
 
 @jit
-def team_backward(team, batch, net, a, d, s):
+def team_backward(team, batch, net, a, d, scratch):
     """Runs sequence b back through the network: writes the adjoint trajectory d.x[b, 2L..0].
-    a.logits already hold their gradients, from `loss`; a.gate_up is replaced by its gradients here.
-    s.datt and s.dswiglu are the gradients of a.att and a.swiglu.  s.dnorm is the gradient of the
-    current norm's output.  The weight gradients are computed afterwards, from a and d."""
+    As in `backward`, a.logits already hold their gradients, and a.gate_up are replaced by theirs
+    here.  dnorm is the gradient of the current norm's output.  The weight gradients are computed
+    afterwards, from a and d."""
     b, T, p, w, c = team.b, batch.tokens.shape[1], net.p, net.w, net.constants
     L, C, H, G, D, cos, sin = c.L, c.C, c.H, c.G, c.D, c.cos, c.sin
+    dnorm, datt, dswiglu = scratch.dnorm, scratch.datt, scratch.dswiglu
     for t0, t1 in shared(team, T, MR):
-        dx, dy = d.x[b, 2 * L, t0:t1], s.dnorm[t0:t1]
+        dx, dy = d.x[b, 2 * L, t0:t1], dnorm[t0:t1]
         dx[:] = 0                            # the residual path ends here
         dy[:] = 0
         for k in range(batch.outputs):
-            dlogits = a.logits[b, k, t0:t1]  # `loss` has replaced the logits by their gradients
-            tiled_matmul_add(dy, dy, dlogits, w.lm_head[k])
+            tiled_matmul_add(dy, dy, a.logits[b, k, t0:t1], w.lm_head[k])
         rmsnorm_backward(dx, dx, dy, a.x[b, 2 * L, t0:t1], p.final_norm, a.final_rstd[b, t0:t1])
     for c0, c1 in shared(team, C, COLUMNS):
-        gain_gradient(d.final_norm[b, c0:c1], s.dnorm, a.x[b, 2 * L], a.final_rstd[b], c0)
+        gain_gradient(d.final_norm[b, c0:c1], dnorm, a.x[b, 2 * L], a.final_rstd[b], c0)
     for l in range(L - 1, -1, -1):
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             dx1, dx2 = d.x[b, 2 * l + 1, t0:t1], d.x[b, 2 * l + 2, t0:t1]
-            tiled_matmul(s.dswiglu[t0:t1], dx2, w.down[l])
-            swiglu_backward(r.gate_up, s.dswiglu[t0:t1])
-            dgate_up = r.gate_up             # now holds its gradient
-            tiled_matmul(s.dnorm[t0:t1], dgate_up, w.gate_up[l])
-            rmsnorm_backward(dx1, dx2, s.dnorm[t0:t1], r.x1, p.mlp_norm[l], r.mlp_rstd)
-            tiled_matmul(s.datt[t0:t1], dx1, w.attn_proj[l])
+            dgate_up = r.gate_up             # `swiglu_backward` writes it in place of gate_up
+            tiled_matmul(dswiglu[t0:t1], dx2, w.down[l])
+            swiglu_backward(dgate_up, dswiglu[t0:t1])
+            tiled_matmul(dnorm[t0:t1], dgate_up, w.gate_up[l])
+            rmsnorm_backward(dx1, dx2, dnorm[t0:t1], r.x1, p.mlp_norm[l], r.mlp_rstd)
+            tiled_matmul(datt[t0:t1], dx1, w.attn_proj[l])
         for c0, c1 in shared(team, C, COLUMNS):
-            gain_gradient(d.mlp_norm[b, l, c0:c1], s.dnorm, a.x[b, 2 * l + 1], a.mlp_rstd[b, l], c0)
+            gain_gradient(d.mlp_norm[b, l, c0:c1], dnorm, a.x[b, 2 * l + 1], a.mlp_rstd[b, l], c0)
         for g0, g1 in shared(team, G, 1):
-            blocked_attention_backward(d.qkv[b, l], s.datt, a.att[b, l], a.lse[b, l], a.qkv[b, l],
-                                       D, c.window, g0, g1, s)
+            blocked_attention_backward(d.qkv[b, l], datt, a.att[b, l], a.lse[b, l], a.qkv[b, l], c,
+                                       g0, g1, scratch)
         for t0, t1 in shared(team, T, MR):
             rope(d.qkv[b, l, t0:t1], cos[t0:t1], sin[t0:t1], H + G, cos.dtype.type(-1))
         if p.q_norm.size:                    # norms and biases: 4.8
             qk, rstd = a.qk[b, l], a.qk_rstd[b, l]
             for i0, i1 in shared(team, D, COLUMNS):
-                head_gain_gradient(d.q_norm[b, l, i0:i1], d.qkv[b, l], qk, rstd, 0, H, i0)
-                head_gain_gradient(d.k_norm[b, l, i0:i1], d.qkv[b, l], qk, rstd, H, H + G, i0)
+                head_gain_gradient(d.q_norm[b, l, i0:i1], d.qkv[b, l], qk, rstd, 0, H, D, i0)
+                head_gain_gradient(d.k_norm[b, l, i0:i1], d.qkv[b, l], qk, rstd, H, H + G, D, i0)
             for t0, t1 in shared(team, T, MR):
                 head_norm_backward(d.qkv[b, l, t0:t1], qk[t0:t1], rstd[t0:t1], p.q_norm[l],
-                                   p.k_norm[l])
+                                   p.k_norm[l], H)
         if p.qkv_bias.size:
             for c0, c1 in shared(team, p.qkv_bias.shape[1], COLUMNS):
                 bias_gradient(d.qkv_bias[b, l, c0:c1], d.qkv[b, l], c0)
         for t0, t1 in shared(team, T, MR):
             r = layer_rows(a, b, l, t0, t1)
             dx, dx1, dqkv = d.x[b, 2 * l, t0:t1], d.x[b, 2 * l + 1, t0:t1], d.qkv[b, l, t0:t1]
-            tiled_matmul(s.dnorm[t0:t1], dqkv, w.qkv[l])
-            rmsnorm_backward(dx, dx1, s.dnorm[t0:t1], r.x, p.attn_norm[l], r.attn_rstd)
+            tiled_matmul(dnorm[t0:t1], dqkv, w.qkv[l])
+            rmsnorm_backward(dx, dx1, dnorm[t0:t1], r.x, p.attn_norm[l], r.attn_rstd)
         for c0, c1 in shared(team, C, COLUMNS):
-            gain_gradient(d.attn_norm[b, l, c0:c1], s.dnorm, a.x[b, 2 * l], a.attn_rstd[b, l], c0)
+            gain_gradient(d.attn_norm[b, l, c0:c1], dnorm, a.x[b, 2 * l], a.attn_rstd[b, l], c0)
 
 DW_QKV, DW_ATTN_PROJ, DW_GATE_UP, DW_DOWN, DW_LM_HEAD = range(5)        # in the order of Panels
 assert Panels._fields == ("qkv", "attn_proj", "gate_up", "down", "lm_head")
 PER_LAYER = DW_LM_HEAD       # matrices per layer: the kinds that precede the heads
-LOGITS, LOSS, GRADIENT = range(3)            # how far `run_batch` goes
 
 @jit
-def matrix_gradient(kind, l, n0, n1, g, a, d, s):
+def matrix_gradient(kind, l, n0, n1, g, a, d, c, scratch):
     """Rows n0 to n1 of one weight gradient: dW += dY^T X, over all sequences.
-    l is the layer, or for DW_LM_HEAD the head."""
-    dgate_up, dlogits = a.gate_up, a.logits  # both now hold their gradients
-    left, right = s.dy_panels, s.x_panels    # scratch for packed dY and X
+    l is the layer, or for DW_LM_HEAD the head.     c Constants"""
+    dgate_up, dlogits = a.gate_up, a.logits  # `team_backward` and `team_loss` have replaced them
+    left, right = scratch.dy_panels, scratch.x_panels    # for packed dY and X
     if kind == DW_QKV:
         weight_gradient(g.qkv[l, n0:n1], d.qkv[:, l], a.attn_in[:, l], n0, left, right)
     elif kind == DW_ATTN_PROJ:
@@ -2036,133 +2120,86 @@ def matrix_gradient(kind, l, n0, n1, g, a, d, s):
     elif kind == DW_DOWN:
         weight_gradient(g.down[l, n0:n1], d.x[:, 2 * l + 2], a.swiglu[:, l], n0, left, right)
     else:
-        tied = dlogits.shape[1] - g.lm_head.shape[0]    # 1 if wte is head 0, else 0
-        head = g.wte if l < tied else g.lm_head[l - tied]
-        weight_gradient(head[n0:n1], dlogits[:, l], a.final_in[:, :], n0, left, right)
+        weight_gradient(head_of(l, g, c)[n0:n1], dlogits[:, l], a.final_in[:, :], n0, left, right)
 
 @jit
-def matrix_gradients(team, batch, tasks, g, a, d, s):
-    """The gradients of all matrices, from what `backward` has left in a and d for every sequence.
-    tasks: the blocks of `task_table`."""
-    for n, _ in shared(team, len(tasks), 1):
+def matrix_gradients(team, batch, tasks, g, a, d, c, scratch):
+    """The gradients of all matrices, from what `team_backward` has left in a and d for every
+    sequence.     tasks: the blocks of `task_table`, which all threads share"""
+    for n in each(team, len(tasks)):
         kind, l, n0, n1 = tasks[n]
         if kind != DW_LM_HEAD or l < batch.outputs:
-            matrix_gradient(kind, l, n0, n1, g, a, d, s)
+            matrix_gradient(kind, l, n0, n1, g, a, d, c, scratch)
     for c0, c1 in shared(team, g.wte.shape[1], COLUMNS):     # after head 0, which may be wte
         embedding_gradient(g.wte, d.x[:, 0], batch.tokens, c0, c1)
 
-# ---- threads
-# A thread usually computes a whole sequence, and then `shared` yields a single part: all items.  If
-# a batch has fewer sequences than threads, several threads share a sequence.  Each of them runs
-# through `forward` and `backward`.  Consider one of their loops:
-#
-#     for t0, t1 in shared(team, T, MR):
-#         tiled_matmul(y[t0:t1], x[t0:t1], w)
-#
-# The T rows are cut into parts.  A free thread takes the next part.  No thread leaves the loop
-# before all parts are done.  Products and norms are shared by rows, attention by heads, and sums
-# over rows by columns.  One thread computes each number, in the order of a single-threaded run.
-# A thread waits only for parts that other threads have begun, so any number of threads may join, at
-# any time.
-#
-# A Team is one thread's view of the sequence b that it works on:
-#     share       the number of parts into which a loop is cut; a short loop has fewer
-#     progress    counters that all threads of the sequence share
-#     passed      passed[0] is the number of parts in all loops that this thread has entered
-# Parts are numbered through all loops of a sequence.  For example, two loops of 4 parts have the
-# parts 0 to 3 and 4 to 7, and a thread enters the second loop with passed[0] = 4.
-#
-# progress[TAKEN] and progress[DONE] count the parts that are taken and done.  progress[LEADER] is
-# the thread that began the sequence, and progress[BEGUN] is 1 from then on.  progress[OVER] counts
-# the threads that have finished the sequence.
-Team = namedtuple("Team", "b share progress passed")
-TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # indices into `progress`
-
-@bpe.jit(**{**OPTIONS, "cache": False})         # Numba does not find a cached generator again
-def shared(team, n, step):
-    """The parts (i0, i1) of n items that this thread takes.  Their lengths are multiples of step,
-    except for the last part.  After the loop, all n items are done.  A loop must not end early, by
-    break or return: other threads would wait forever for the part that it has taken."""
-    steps = (n + step - 1) // step
-    size = (steps + team.share - 1) // team.share * step
-    before = team.passed[0]                  # number of this loop's first part
-    end = before + (n + size - 1) // size    # number of the next loop's first part
-    team.passed[0] = end
-    part = next_below(team.progress, TAKEN, end)
-    while part < end:
-        i0 = (part - before) * size
-        yield i0, min(n, i0 + size)
-        fetch_add(team.progress, DONE)
-        part = next_below(team.progress, TAKEN, end)
-    wait_until(team.progress, DONE, end)
-
-# Threads count the parts that are taken and done in arrays of integers:
-#     fetch_add(counter, i)            counter[i]++; returns the old value
-#     next_below(counter, i, end)      counter[i]++ if it is below end; returns the old value
-#     seen(counter, i)                 returns counter[i]; all that other threads wrote before
-#                                      they counted is then visible
-#     wait_until(counter, i, least)    waits until counter[i] >= least
-
+# ---- a batch
 @jit
 def scratch_of(i, leader, s):
-    """The scratch of thread i on a sequence that thread `leader` has begun.
-    dnorm, datt and dswiglu belong to the sequence, so all of its threads use the leader's."""
+    """The part of s, the scratch memory of all threads, that thread i uses on a sequence that
+    thread `leader` has begun.  dnorm, datt and dswiglu belong to the sequence, so all of its
+    threads use the leader's."""
     return Scratch(dnorm=s.dnorm[leader], datt=s.datt[leader], dswiglu=s.dswiglu[leader],
                    scores=s.scores[i], dscores=s.dscores[i], kt=s.kt[i], vt=s.vt[i],
                    dy_panels=s.dy_panels[i], x_panels=s.x_panels[i])
 
+@jit
+def run_sequence(team, batch, net, a, d, scratch):
+    """A thread's part of the passes of sequence team.b"""
+    team_forward(team, batch, net, a, scratch)
+    if batch.until >= LOSS:
+        team_loss(team, batch, a)
+    if batch.until >= GRADIENT:
+        team_backward(team, batch, net, a, d, scratch)
+
 @jit_parallel
-def run_batch(until, batch, p, w, wt, constants, g, a, d, scratch):
+def run_batch(batch, tasks, p, w, wt, constants, g, a, d, scratch):
     """Forward, loss and gradients of one micro-batch: g += d(sum_bk weight[b, k] CE_bk)/dp.
-    Threads take tasks from a common counter, so a thread that is slowed down takes fewer of them.
-    If B is no multiple of the threads, the idle threads of the last round join its sequences."""
+    tasks: see `task_table`
+    Threads take sequences from a common counter, so a thread that is slowed down takes fewer.  If B
+    is no multiple of the threads, the idle threads of the last round help with its sequences."""
     B, threads = batch.tokens.shape[0], scratch.dnorm.shape[0]
     sequences, progress, passed = counters(1)[0], counters(B), counters(threads)
     together, passed_together = counters(1)[0], counters(threads)
-    # Task b < B begins sequence b.  After that there are `threads` tasks for each of the `few`
-    # sequences of the last round.  Such a task joins its sequence, if that is not over.
+    # Tickets 0 to B - 1 begin a sequence each.  Every later ticket is a helper: it joins one of the
+    # `few` sequences of the last round, if that is not over.
     #
-    # Example: B = 5 sequences, 4 threads.  few = 5 % 4 = 1, which makes 5 + 1 * 4 = 9 tasks.
-    #     tasks 0 to 3    begin sequences 0 to 3, each on one thread (share = 1)
-    #     task 4          the first free thread begins sequence 4, as its leader (share = 4)
-    #     tasks 5 to 7    the other threads join sequence 4 (4 - task % 1) when they are free
-    #     task 8          finds sequence 4 over; a thread that takes task 9 or more leaves the loop
+    # Example: B = 5 sequences, 4 threads.  few = 5 % 4 = 1, and there are 1 * 4 helpers.
+    #     tickets 0 to 3    begin sequences 0 to 3, each on one thread (share = 1)
+    #     ticket 4          the first free thread begins sequence 4, as its leader (share = 4)
+    #     helpers 0 to 2    the other threads join sequence 4 when they are free
+    #     helper 3          finds sequence 4 over; a thread with a later ticket leaves the loop
     # A thread that joins late passes through the finished loops and takes parts of the others.
     # When all 5 sequences are over, the 4 threads take the blocks of `task_table` one by one, the
     # largest first.  Each block adds up sequences 0, 1, 2, 3, 4 in this order, whichever thread
     # takes it.  The gradient of the embedding comes last.
-    # With B = 6, few = 2 and share = 2: tasks 6, 7, 8, ... join sequences 5, 4, 5, ...
+    # With B = 6, few = 2 and share = 2: helpers 0, 1, 2, ... join sequences 5, 4, 5, ...
     few = B % threads                        # sequences of the last round
     for thread in prange(threads):
         i = np.int64(thread)
-        task = fetch_add(sequences, TAKEN)
-        while task < B + few * threads:
-            if task < B:
-                b = task
+        net = Net(p, w, wt, constants)       # made here: prange takes no nested tuple
+        ticket = fetch_add(sequences, TAKEN)
+        while ticket < B + few * threads:
+            if ticket < B:
+                b = ticket
                 progress[b, LEADER] = i
                 fetch_add(progress[b], BEGUN)
             else:
-                b = B - 1 - task % few       # the last sequences, in rotation
+                helper = ticket - B
+                b = B - 1 - helper % few     # the last sequences, in rotation
                 wait_until(progress[b], BEGUN, 1)
             if seen(progress[b], OVER) == 0:
                 share = 1 if b < B - few else (threads + few - 1) // few
                 passed[i, 0] = 0
-                team = Team(b, share, progress[b], passed[i])
-                s = scratch_of(i, progress[b, LEADER], scratch)
-                net = Net(p, w, wt, constants)           # made here: prange takes no nested tuple
-                team_forward(team, batch, net, a, s)
-                if until >= LOSS:
-                    team_loss(team, batch, a)
-                if until >= GRADIENT:
-                    team_backward(team, batch, net, a, d, s)
+                run_sequence(Team(b, share, progress[b], passed[i]), batch, net, a, d,
+                             scratch_of(i, progress[b, LEADER], scratch))
                 if fetch_add(progress[b], OVER) == 0:
                     fetch_add(sequences, DONE)
-            task = fetch_add(sequences, TAKEN)
-        if until >= GRADIENT:
+            ticket = fetch_add(sequences, TAKEN)
+        if batch.until >= GRADIENT:
             wait_until(sequences, DONE, B)
-            tasks = constants.tasks
-            all_threads = Team(0, len(tasks), together, passed_together[i])
-            matrix_gradients(all_threads, batch, tasks, g, a, d, scratch_of(i, i, scratch))
+            everyone = Team(0, threads, together, passed_together[i])
+            matrix_gradients(everyone, batch, tasks, g, a, d, constants, scratch_of(i, i, scratch))
 
 @jit
 def pack_part(panels, b, part):
@@ -2249,9 +2286,9 @@ class Model:
         self.w = self.new(panel_shapes(cfg, self.dtype, transposed=False))
         self.wt = self.new(panel_shapes(cfg, self.dtype, transposed=True))
         self.tasks = task_table(cfg)
-        self.cos, self.sin = rope_table(cfg, flat.dtype)
-        self.shape = None                    # (B, T, threads) of a, d and s, set by `prepare`
-        self.memory = []                     # the arrays that a, d and s are views of
+        self.constants = constants_of(cfg, flat.dtype)
+        self.shape = None                    # (B, T, threads) of a, d and scratch, see `prepare`
+        self.memory = []                     # the arrays that a, d and scratch are views of
         self.muon_scratch = None             # allocated when Muon is first used
         self.pack()
 
@@ -2282,19 +2319,19 @@ class Model:
         pack_weights(self.w, self.wt, packed, get_num_threads())
 
     def prepare(self, B, T):
-        """Provides a, d and s for B sequences of T tokens.  Each array is a view of memory that is
-        as large as the largest of its shapes so far."""
+        """Provides a, d and scratch for B sequences of T tokens.  Each array is a view of memory
+        that is as large as the largest of its shapes so far."""
         shape = B, T, get_num_threads()
         if self.shape == shape:
             return
         shapes = (of_batch(B, act_shapes(self.cfg, T)), dact_shapes(self.cfg, B, T),
                   scratch_shapes(self.cfg, get_num_threads(), T, self.dtype))
         held = [x._asdict() for x in self.memory] or [{}, {}, {}]
-        self.a = self.d = self.s = self.shape = None
+        self.a = self.d = self.scratch = self.shape = None
         self.memory = []
         self.memory = [self.new(*x) for x in zip(shapes, held)]
-        self.a, self.d, self.s = map(parts_of, self.memory, shapes)
-        for x in (self.g_flat, *self.a, *self.d, *self.s):         # `tile` reads past their ends
+        self.a, self.d, self.scratch = map(parts_of, self.memory, shapes)
+        for x in (self.g_flat, *self.a, *self.d, *self.scratch):   # `tile` reads past their ends
             need(room_behind(x) >= TILE_BYTES, "an array was not made by `aligned`: `tile` needs "
                  f"{TILE_BYTES} bytes after its end")
         self.shape = shape
@@ -2318,12 +2355,9 @@ class Model:
         outputs = outputs or P
         # another type of integers would compile `run_batch` again, for minutes
         batch = Batch(*(np.ascontiguousarray(x, np.int32) for x in (tokens, targets)),
-                      np.ones((B, P)) * weight, np.zeros((B, outputs, T)), outputs)
-        size = dims_of(cfg)
-        constants = BatchConstants(size.L, size.C, size.H, size.G, size.D,
-                                   cfg.window or cfg.seq_len, cfg.norm_eps, self.cos[:T],
-                                   self.sin[:T], self.tasks)
-        run_batch(until, batch, self.p, self.w, self.wt, constants, self.g, self.a, self.d, self.s)
+                      np.ones((B, P)) * weight, np.zeros((B, outputs, T)), outputs, until)
+        run_batch(batch, self.tasks, self.p, self.w, self.wt, self.constants, self.g, self.a,
+                  self.d, self.scratch)
         if until == GRADIENT:                # gains and biases: add them in the order of the batch
             for name in Params._fields[VECTORS]:
                 gradient = getattr(self.g, name)
@@ -2458,6 +2492,9 @@ def hyper_of_embedding(hyper):
     return hyper._replace(lr=hyper.lr * hyper.embedding_lr,
                           weight_decay=hyper.weight_decay / hyper.embedding_lr)
 
+# This replaces AdamW (7) for the matrices of the layers.  A step takes longer, but a run needs
+# fewer of them: with equal time the text is predicted better (bench/NOTES.md).
+#
 # Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) updates the matrices of the layers.
 # A gradient consists mostly of a few directions, and a step along it neglects all others.  Muon
 # gives every direction the same weight.  Let U S V^T be the singular value decomposition of the
@@ -2474,13 +2511,19 @@ def hyper_of_embedding(hyper):
 # enough, even when computed in bfloat16.  Jordan et al. take five steps, which did not improve the
 # model any further (bench/NOTES.md).
 #
+# Example: the gradient's singular values are 1, 0.1 and 0.02 times the largest one.
+#     after step 1    0.70, 0.34, 0.07
+#     after step 2    1.11, 0.99, 0.24
+#     after step 3    0.72, 0.71, 0.75       nearly equal: every direction has the same weight
+#
 # One matrix holds q, k and v, and one holds gate and up, so that a single product computes them.
 # Each is still a map of its own, so Muon updates each separately, as `llama_tensors` (10) lists
 # them.  The embedding, whose rows are read one at a time, the heads and the gains stay with AdamW.
 #
-# A run with Muon also starts from other parameters (`initial`, section 20).  The embedding starts
-# smaller, so that it does not outweigh what the layers add to it from the first step on.  It also
-# learns faster.  The heads and the matrices that write to the residual stream start at zero.
+# A run with Muon also starts from other parameters (nanoeuler_parts/runs/schedule.py).  The
+# embedding starts smaller, so that it does not outweigh what the layers add to it from the first
+# step on.  It also learns faster.  The heads and the matrices that write to the residual stream
+# start at zero.
 # bench/NOTES.md says how much each change gains.
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
 EMBEDDING_INIT = 0.3         # factor of the initial embedding in a run with Muon
@@ -2499,7 +2542,7 @@ def muon_shapes(cfg, n):
                        other=(n, size),      # the result of a Newton-Schulz step
                        gram=(n, side * side),
                        square=(n, side * side),
-                       like=(n, 0, 0))       # empty; Numba passes a dtype only with an array
+                       operand=(n, 0, 0))    # empty: has the dtype of the products' operands (12)
 
 @jit
 def nesterov(y, g, m, scale, momentum):
@@ -2535,39 +2578,40 @@ def normalize(y):
             row[j] *= factor
 
 @jit
-def orthogonalize(y, other, steps, gram, square, like):
+def orthogonalize(y, other, steps, gram, square, operand):
     """Y <- Y (a I + b G + c G G),   G = Y^T Y,   in each step: Y becomes nearly U V^T
     Y (l, s), l >= s.  Returns the array that holds the result: y or other.
-    scratch: gram, square (s, s).  like: an array with the dtype of the products' operands"""
+    scratch: gram, square (s, s).  operand: an array with the dtype of the products' operands"""
     a, b, c = NEWTON_SCHULZ
     a, b, c = y.dtype.type(a), y.dtype.type(b), y.dtype.type(c)
     for _ in range(steps):
-        low = narrowed(y, like)
-        symmetric_product(gram, narrowed_transpose(y, like), low)
-        low_gram = narrowed(gram, like)
+        low = narrowed(y, operand)
+        symmetric_product(gram, narrowed_transpose(y, operand), low)
+        low_gram = narrowed(gram, operand)
         symmetric_product(square, low_gram, low_gram)
         for i in range(len(gram)):
             row, of_gram = square[i], gram[i]
             for j in range(row.size):
                 row[j] = b * of_gram[j] + c * row[j]
             row[i] += a
-        tiled_matmul(other, low, narrowed(square, like))
+        tiled_matmul(other, low, narrowed(square, operand))
         y, other = other, y
     return y
 
 @jit
-def muon_matrix(p, g, m, hyper, scale, s):
+def muon_matrix(p, g, m, hyper, scale, scratch):
     """p -= muon_lr (sqrt(max(1, N / K)) O + weight_decay p),   O = orthogonalize(nesterov(g))
-    p, g, m (N, K), s a MuonScratch of one thread.  The factor sqrt(N / K) is for a matrix with more
-    outputs, N, than inputs, K: such a matrix has fewer directions than outputs."""
+    p, g, m (N, K), scratch: a MuonScratch of one thread
+    A matrix with more outputs, N, than inputs, K, has only K directions.  The factor sqrt(N / K)
+    makes an entry of its update as large, on average, as one of a square matrix."""
     N, K = p.shape
     long, side = max(N, K), min(N, K)
-    y, other = s.y[:N * K].reshape(long, side), s.other[:N * K].reshape(long, side)
+    y, other = scratch.y[:N * K].reshape(long, side), scratch.other[:N * K].reshape(long, side)
     n = side * side
-    gram, square = s.gram[:n].reshape(side, side), s.square[:n].reshape(side, side)
+    gram, square = scratch.gram[:n].reshape(side, side), scratch.square[:n].reshape(side, side)
     nesterov(y, g, m, p.dtype.type(scale), hyper.momentum)
     normalize(y)
-    y = orthogonalize(y, other, int(hyper.newton_schulz), gram, square, s.like)
+    y = orthogonalize(y, other, int(hyper.newton_schulz), gram, square, scratch.operand)
     keep = p.dtype.type(1 - hyper.muon_lr * hyper.weight_decay)
     rate = p.dtype.type(hyper.muon_lr * math.sqrt(max(1.0, N / K)))
     for i in range(N):
@@ -2586,14 +2630,14 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
     One thread updates a whole matrix, so the result does not depend on the number of threads."""
     taken = counters(1)
     for i in prange(len(scratch.y)):
-        s = MuonScratch(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
-                        square=scratch.square[i], like=scratch.like[i])
+        own = MuonScratch(y=scratch.y[i], other=scratch.other[i], gram=scratch.gram[i],
+                          square=scratch.square[i], operand=scratch.operand[i])
         n = fetch_add(taken[0], 0)
         while n < len(matrices):
             start, rows, columns = matrices[n]
             end = start + rows * columns
             muon_matrix(p[start:end].reshape(rows, columns), g[start:end].reshape(rows, columns),
-                        m[start:end].reshape(rows, columns), hyper, scale, s)
+                        m[start:end].reshape(rows, columns), hyper, scale, own)
             n = fetch_add(taken[0], 0)
 
 def muon_slice(cfg):
@@ -2603,7 +2647,8 @@ def muon_slice(cfg):
 # ==== 17 Batched decoding ====
 # Tour: docs/tour/10_answers.md, for the KV cache and draft tokens
 # This replaces `PlainDecoder` of section 6.  A step reads each weight once, for the next token of
-# many sequences.
+# many sequences.  One token needs all the weights of the model, and reading them from memory takes
+# most of its time, so the tokens of eight sequences take hardly longer than one.
 #
 # rows     a row is one token, at one position of one slot; R rows are computed together
 # slots    a slot is the KV cache of one sequence; a batch of n sequences needs n slots
@@ -2611,7 +2656,7 @@ def muon_slice(cfg):
 # blocks   a block is up to Decoder.block consecutive rows of one slot; `attend` takes one at a time
 # steps    a step is one `decode_step`, of at most MOST_ROWS rows; in Pace, it is one call of
 #          `next_tokens`
-# rounds   `read` cuts parts into pieces that fit their slots; round i reads piece i of each part
+# pieces   `read` cuts a part into pieces if its slot is full in between; most parts are one piece
 #
 # Example: slot 0 reads a prompt of 3 tokens, 7 8 9.  Slot 1 holds 5 tokens and decodes token 4.  So
 # parts = [Part(0, [7, 8, 9], 1), Part(1, [4], 1)], and one step has 4 rows:
@@ -2641,7 +2686,7 @@ Rows = namedtuple("Rows", "tokens slots positions blocks wanted")
 Cache = namedtuple("Cache", "k v")
 # The scale of each row of the matrices: only int8 needs one, other types have 1
 Scales = namedtuple("Scales", Params._fields[MATRICES])
-# The buffers of a step; q, scores and out hold the AttentionScratch of each thread
+# The arrays of a step; q, scores and out hold the AttentionScratch of each thread
 Work = namedtuple("Work", "x y rstd qkv qk_rstd att gate_up swiglu q scores out final logits "
                           "guesses")
 AttentionScratch = namedtuple("AttentionScratch", "q scores out")
@@ -2702,19 +2747,19 @@ def embed(x, tokens, w, scale):
             row[c] = panel_entry(column, c, scale) * scale[token]
 
 @jit
-def store_kv(kv, rows, qkv):
+def store_kv(kv, rows, qkv, c):
     """Writes the key and value of each row into its slot of a layer's Cache, token t into entry t.
     A slot of a model with a window is a ring of E entries: token t goes into entry t % E.
     k (slots, G, panels, D, width): K^T in packed panels; v (slots, G, E, D), qkv (R, QKV)"""
-    k, v = kv
-    _, G, _, D, width = k.shape
+    (k, v), H, G, D = kv, c.H, c.G, c.D
+    width, entries = k.shape[4], v.shape[2]
     for r in range(len(qkv)):
-        slot, t = rows.slots[r], rows.positions[r] % v.shape[2]
-        k_row, v_row = qkv[r, -2 * G * D:-G * D], qkv[r, -G * D:]
+        slot, t = rows.slots[r], rows.positions[r] % entries
         for g in range(G):
+            _, k0, v0 = columns_of_head(g * H // G, H, G, D)
             for i in range(D):
-                k[slot, g, t // width, i, t % width] = k_row[g * D + i]
-                v[slot, g, t, i] = v_row[g * D + i]
+                k[slot, g, t // width, i, t % width] = qkv[r, k0 + i]
+                v[slot, g, t, i] = qkv[r, v0 + i]
 
 @jit
 def softmax(row, scale):
@@ -2755,100 +2800,99 @@ def softmax_in_window(row, t, window, entries, scale):
         row[j] *= norm
 
 @jit
-def attend(att, qkv, rows, kv, window, s, r0, r1, g):
+def attend(att, qkv, rows, kv, c, scratch, r0, r1, g):
     """`attention` of one block, rows r0 to r1, for the query heads that share key head g.
     scratch: q, out (queries, D), scores (queries, T)"""
-    k, v = kv
-    D, width, entries = k.shape[3], k.shape[4], v.shape[2]
-    per_key = att.shape[1] // (D * k.shape[1])           # HD / (D G) = H / G: queries of a key head
+    (k, v), D, per_key = kv, c.D, c.H // c.G             # per_key: query heads of a key head
+    width, entries = k.shape[4], v.shape[2]
     slot, n = rows.slots[r0], min(entries, rows.positions[r1 - 1] + 1)       # entries in use
     m = (r1 - r0) * per_key                  # query i is head i % per_key of row i // per_key
     for i in range(m):
         start = (g * per_key + i % per_key) * D
-        source, to = qkv[r0 + i // per_key, start:start + D], s.q[i]
+        source, to = qkv[r0 + i // per_key, start:start + D], scratch.q[i]
         for j in range(D):
             to[j] = source[j]
-    S = s.scores[:m, :n]
-    tiled_matmul(S, s.q[:m], k[slot, g, :(n + width - 1) // width])
+    S, out = scratch.scores[:m, :n], scratch.out[:m]
+    tiled_matmul(S, scratch.q[:m], k[slot, g, :(n + width - 1) // width])
     for i in range(m):
-        softmax_in_window(S[i], rows.positions[r0 + i // per_key], window, entries,
+        softmax_in_window(S[i], rows.positions[r0 + i // per_key], c.window, entries,
                           S.dtype.type(1 / math.sqrt(D)))
-    tiled_matmul(s.out[:m], S, v[slot, g, :n])
+    tiled_matmul(out, S, v[slot, g, :n])
     for i in range(m):
         start = (g * per_key + i % per_key) * D
-        source, to = s.out[i], att[r0 + i // per_key, start:start + D]
+        source, to = out[i], att[r0 + i // per_key, start:start + D]
         for j in range(D):
             to[j] = rounded(source[j], to)
 
 @jit_parallel
-def attention_parallel(att, qkv, rows, kv, window, s):
-    counter = counters(1)[0]                 # np.zeros would be one more parallel loop
-    G = kv.k.shape[1]
-    for i in prange(len(s.q)):
-        own = AttentionScratch(s.q[i], s.scores[i], s.out[i])
+def attention_parallel(att, qkv, rows, kv, c, scratch):
+    counter, G = counters(1)[0], c.G         # np.zeros would be one more parallel loop
+    for i in prange(len(scratch.q)):
+        own = AttentionScratch(scratch.q[i], scratch.scores[i], scratch.out[i])
         n = fetch_add(counter, 0)
         while n < len(rows.blocks) * G:
             r0, r1 = rows.blocks[n // G]
-            attend(att, qkv, rows, kv, window, own, r0, r1, n % G)
+            attend(att, qkv, rows, kv, c, own, r0, r1, n % G)
             n = fetch_add(counter, 0)
 
 @jit
-def attention(att, qkv, rows, kv, window, s):
+def attention(att, qkv, rows, kv, c, scratch):
     """att[r] = softmax(q[r] K^T / sqrt(D)) V over the last `window` tokens of the slot of row r, up
     to its own position
-    out: att (R, HD)     in: qkv (R, QKV), kv a layer's Cache     scratch: s, for all threads"""
+    out: att (R, HD)     in: qkv (R, QKV), kv a layer's Cache, c Constants
+    scratch: an AttentionScratch for all threads"""
     work = 0
     for b in range(len(rows.blocks)):
         r0, r1 = rows.blocks[b]
         work += (r1 - r0) * rows.positions[r1 - 1] * att.shape[1]
     if work < SMALL_PRODUCT:
-        first = AttentionScratch(s.q[0], s.scores[0], s.out[0])
+        first = AttentionScratch(scratch.q[0], scratch.scores[0], scratch.out[0])
         for b in range(len(rows.blocks)):
             r0, r1 = rows.blocks[b]
-            for g in range(kv.k.shape[1]):
-                attend(att, qkv, rows, kv, window, first, r0, r1, g)
+            for g in range(c.G):
+                attend(att, qkv, rows, kv, c, first, r0, r1, g)
     else:
-        attention_parallel(att, qkv, rows, kv, window, s)
+        attention_parallel(att, qkv, rows, kv, c, scratch)
 
 @jit
-def decode_step(rows, p, scales, cache, s, cos, sin, window, eps):
+def decode_step(rows, p, scales, cache, work, c):
     """`forward` for R rows, whose keys and values go into the cache.
-    out: s.final, s.logits: the normed x and head 0's logits of the rows in rows.wanted
-    in: p: Params with the matrices in packed panels, and lm_head of head 0 alone; its Scales
-    in and out: cache.k (L, slots, G, panels, D, width), cache.v (L, slots, G, T, D)"""
-    R, D = len(rows.tokens), cache.k.shape[4]
-    x, y, rstd, qkv, att = s.x[:R], s.y[:R], s.rstd[:R], s.qkv[:R], s.att[:R]
-    gate_up, swiglu = s.gate_up[:R], s.swiglu[:R]
-    qk_heads, one = qkv.shape[1] // D - cache.k.shape[2], cos.dtype.type(1)     # (H + 2 G) - G
-    no, add = np.int64(0), np.int64(1)
+    out: work.final, work.logits: the normed x and head 0's logits of the rows in rows.wanted
+    in: p: Params with the matrices in packed panels, and lm_head of head 0 alone; its Scales; c
+    Constants     in and out: cache.k (L, slots, G, panels, D, width), cache.v (L, slots, G, T, D)
+    """
+    R, heads, cos, sin, one = len(rows.tokens), c.H + c.G, c.cos, c.sin, c.cos.dtype.type(1)
+    x, y, rstd, qkv, att = work.x[:R], work.y[:R], work.rstd[:R], work.qkv[:R], work.att[:R]
+    gate_up, swiglu = work.gate_up[:R], work.swiglu[:R]
+    no, add = np.int64(0), np.int64(1)       # the last argument of `product`: add to the output?
     embed(x, rows.tokens, p.wte, scales.wte)
-    for l in range(len(cache.k)):
-        rmsnorm_forward(y, rstd, x, p.attn_norm[l], eps)
+    for l in range(c.L):
+        rmsnorm_forward(y, rstd, x, p.attn_norm[l], c.eps)
         product(qkv, y, p.qkv[l], scales.qkv[l], no)
         if p.qkv_bias.size:
             add_bias(qkv, p.qkv_bias[l])
         if p.q_norm.size:
-            head_norm_forward(qkv, s.qk_rstd[:R], p.q_norm[l], p.k_norm[l], eps)
+            head_norm_forward(qkv, work.qk_rstd[:R], p.q_norm[l], p.k_norm[l], c.H, c.eps)
         for r in range(R):
             t = rows.positions[r]
-            rope(qkv[r:r + 1], cos[t:t + 1], sin[t:t + 1], qk_heads, one)
+            rope(qkv[r:r + 1], cos[t:t + 1], sin[t:t + 1], heads, one)
         kv = Cache(cache.k[l], cache.v[l])
-        store_kv(kv, rows, qkv)
-        attention(att, qkv, rows, kv, window, AttentionScratch(s.q, s.scores, s.out))
+        store_kv(kv, rows, qkv, c)
+        attention(att, qkv, rows, kv, c, AttentionScratch(work.q, work.scores, work.out))
         product(x, att, p.attn_proj[l], scales.attn_proj[l], add)
-        rmsnorm_forward(y, rstd, x, p.mlp_norm[l], eps)
+        rmsnorm_forward(y, rstd, x, p.mlp_norm[l], c.eps)
         product(gate_up, y, p.gate_up[l], scales.gate_up[l], no)
         swiglu_forward(swiglu, gate_up)
         product(x, swiglu, p.down[l], scales.down[l], add)
     n = len(rows.wanted)
     for i in range(n):
         r = rows.wanted[i]
-        rmsnorm_forward(s.final[i:i + 1], rstd[:1], x[r:r + 1], p.final_norm, eps)
-    product(s.logits[:n], s.final[:n], p.lm_head, scales.lm_head, no)
+        rmsnorm_forward(work.final[i:i + 1], rstd[:1], x[r:r + 1], p.final_norm, c.eps)
+    product(work.logits[:n], work.final[:n], p.lm_head, scales.lm_head, no)
 
 @jit
 def guess_logits(logits, final, w, scale):
-    """logits (P - 1, 1, V) of all further heads, for one row of s.final"""
+    """logits (P - 1, 1, V) of all further heads, for one row of work.final"""
     for k in range(len(w)):
         product(logits[k], final, w[k], scale[k], np.int64(0))
 
@@ -2861,7 +2905,7 @@ def guess_logits(logits, final, w, scale):
 #     int8       x in 16-bit fixed point, relative to the largest number of its row
 LONGEST_QUADS = 1 << 17      # longest row whose sum of products with int8 fits into an int32
 
-def stored(w, weights):
+def converted(w, weights):
     """(the matrices w (.., N, K) in the format `weights`, a scale (.., N) for each row)
     f32: unchanged.  bf16: half the memory.  int8: a quarter, w = scale * round(w / scale)."""
     need_setting(weights in ("f32", "bf16", "int8"), lambda spell:
@@ -2875,6 +2919,14 @@ def stored(w, weights):
         return np.rint(scaled, out=scaled).astype(np.int8), scale
     return w, scale
 
+def pack_fours(panels, w):
+    """Byte i of panels[n, k, j] = w[n * width + j, 4 k + i] + 128     w (N, K) int8
+    Adding 128 flips the highest bit of a byte."""
+    I, quads, width = panels.shape
+    padded = np.zeros((I * width, 4 * quads), np.uint8)
+    padded[:w.shape[0], :w.shape[1]] = w.view(np.uint8) ^ 128
+    panels[...] = padded.view(np.uint32).reshape(I, width, quads).transpose(0, 2, 1)
+
 def in_panels(w, weights, quads=False):
     """(packed panels (L, n, K, width), scales (L, n * width)) of matrices (L, N, K)
     bfloat16: each int32 holds a pair of numbers, panels (L, n, K / 2, width).  int8 with quads:
@@ -2887,20 +2939,12 @@ def in_panels(w, weights, quads=False):
     n = -(-N // width)
     panels, scales = aligned((L, n, -(-K // step), width), dtype), aligned((L, n * width), w.dtype)
     for l in range(L):
-        x, scales[l, :N] = stored(w[l], weights)
+        x, scales[l, :N] = converted(w[l], weights)
         if dtype == np.uint32:
             pack_fours(panels[l], x)
         else:
             pack(panels[l], x.T)
     return panels, scales
-
-def pack_fours(panels, w):
-    """Byte i of panels[n, k, j] = w[n * width + j, 4 k + i] + 128     w (N, K) int8
-    Adding 128 flips the highest bit of a byte."""
-    I, quads, width = panels.shape
-    padded = np.zeros((I * width, 4 * quads), np.uint8)
-    padded[:w.shape[0], :w.shape[1]] = w.view(np.uint8) ^ 128
-    panels[...] = padded.view(np.uint32).reshape(I, width, quads).transpose(0, 2, 1)
 
 class Stack:
     """Matrices (n, N, K) float32 that a function reads from a file, each when it is used.
@@ -2954,18 +2998,22 @@ class Weights:
         self.input_dtype = BF16 if weights == "bf16" and HAS_BF16 else p.wte.dtype
 
 # ---- the interface of a decoder
-Part = namedtuple("Part", "slot ids wanted", defaults=(1,))              # see `Reader.read`
-Draw = namedtuple("Draw", "temperature top_k top_p min_p uniform")       # the input of `sample`
+# Tokens to append to a slot: ids, a list.  The logits of the last `wanted` ones are requested.
+Part = namedtuple("Part", "slot ids wanted", defaults=(1,))
+# A piece of a Part, as a step computes it.  start: the position of its first token
+Piece = namedtuple("Piece", "slot start ids wanted")
+# The settings of `sample`, and a random number from [0, 1), for one token
+SampleRequest = namedtuple("SampleRequest", "temperature top_k top_p min_p uniform")
 
 class Reader(Protocol):
     """The interface of a decoder: `Decoder` below implements it, and so does nanoeuler_cuda.py."""
     cfg: Config
     length: int                              # the longest context, tokens
-    texts: list                              # of each slot: the tokens that are in its cache
+    held_ids: list                           # of each slot: the tokens that are in its cache
     kept_as: str                             # f32, bf16 or int8: the format of its weights
     heads: int                               # number of auxiliary heads, for `guesses`
     rows_are_cheap: bool                     # do a few rows take about as long as one?
-    draws: bool                              # can it sample tokens itself, by `draw`?
+    samples_itself: bool                     # has it `sample_on_device`?
 
     @staticmethod
     def ready():
@@ -2975,24 +3023,23 @@ class Reader(Protocol):
 
     def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
         """flat (N,): parameters in the order of param_table, or the Params of an open checkpoint,
-        see `params_of`.  weights: their format in memory, see `stored`; empty: the default of the
-        device.  length: tokens that a slot can hold, at most
-        cfg.seq_len; 0: cfg.seq_len."""
+        see `params_of`.  weights: their format in memory, see `converted`; empty: the default of
+        the device.  length: tokens that a slot can hold, at most cfg.seq_len; 0: cfg.seq_len."""
 
     def with_slots(self, slots, length=0):
         """Another decoder that shares these weights but has a cache of its own"""
 
     def read(self, parts):
-        """Appends tokens to slots.  parts: at most one Part per slot, with the ids to append; the
-        logits of the last `wanted` ids are requested.  A full slot slides: it drops its earlier
-        half.  Returns the requested logits (n, V), on the host, valid until the next call."""
+        """Appends tokens to slots.  parts: at most one Part per slot.  A full slot slides: it drops
+        its earlier half.  Returns the requested logits (n, V), on the host, valid until the next
+        call."""
 
-    def draw(self, parts, draws, later=()):
+    def sample_on_device(self, parts, requests, later=()):
         """Like `read`, but returns a list of ids: for each line of the logits the token that
-        `sample` would choose by its Draw.  Returns None if the decoder cannot sample these parts:
-        then nothing has been read, and the caller must call `read`.
-        later: the Draws of the tokens after these, if the next call reads only the sampled tokens.
-        With `later`, the caller must not call `guesses` afterwards."""
+        `sample` would choose by its SampleRequest.  Returns None if the decoder cannot sample these
+        parts: then nothing has been read, and the caller must call `read`.
+        later: the SampleRequests of the tokens after these, if the next call reads only the sampled
+        tokens.  With `later`, the caller must not call `guesses` afterwards."""
 
     def guesses(self, row):
         """The logits (heads, V) of heads 1 and up, at the token of row `row` of the last logits"""
@@ -3009,10 +3056,27 @@ class Reader(Protocol):
         """Copies the first n tokens of slot `source` to `slot`, as if it had read them itself.
         Returns the number of tokens copied, n or 0, as `truncate` does."""
 
+def steps_of(pieces):
+    """Yields the pieces of each step, at most MOST_ROWS rows together.  A long piece is cut."""
+    step, free = [], MOST_ROWS               # free: rows that the step can still take
+    for piece in pieces:
+        while len(piece.ids) > free:
+            later = len(piece.ids) - free    # tokens of this piece that later steps read
+            if free:
+                step.append(piece._replace(ids=piece.ids[:free],
+                                           wanted=max(0, piece.wanted - later)))
+            yield step
+            piece = piece._replace(start=piece.start + free, ids=piece.ids[free:],
+                                   wanted=min(piece.wanted, later))
+            step, free = [], MOST_ROWS
+        step.append(piece)
+        free -= len(piece.ids)
+    yield step
+
 # ---- the decoder
 class Decoder:
     """The weights of a model, a KV cache with some slots, and the tokens in each slot."""
-    rows_are_cheap, draws, formats = True, False, ("f32", "bf16", "int8")
+    rows_are_cheap, samples_itself, formats = True, False, ("f32", "bf16", "int8")
 
     @staticmethod
     def ready():
@@ -3029,7 +3093,7 @@ class Decoder:
         """Sets the fields that a decoder on any device has.  Its slots are empty."""
         need(slots > 0, f"expected one slot or more, found {slots}")
         self.cfg, self.length = cfg, min(length or cfg.seq_len, cfg.seq_len)
-        self.texts = [[] for _ in range(slots)]
+        self.held_ids = [[] for _ in range(slots)]
         self.window = cfg.window or self.length
         self.entries = self.length           # number of keys in a slot's cache
         self.most_held = [0] * slots         # the most tokens of a slot since it was empty
@@ -3040,7 +3104,7 @@ class Decoder:
         get_num_threads()                    # starts the threads; a cached decode_step does not
         cfg, T, dtype = self.cfg, self.length, self.weights.p.final_norm.dtype
         size, M, width = dims_of(cfg), MOST_ROWS, tile_width(dtype)
-        threads, slots = get_num_threads(), len(self.texts)
+        threads, slots = get_num_threads(), len(self.held_ids)
         line = T + 16                        # rows of 2^n numbers would share few cache sets of L1
         queries = self.block * size.H // size.G
 
@@ -3062,7 +3126,7 @@ class Decoder:
                          out=new(threads, queries, size.D), final=new_input(M, size.C),
                          logits=new(M, size.V),
                          guesses=new(self.heads, 1, size.V))
-        self.cos, self.sin = rope_table(replace(cfg, seq_len=T), dtype)
+        self.constants = constants_of(replace(cfg, seq_len=T), dtype)
 
     def with_slots(self, slots, length=0):
         other = object.__new__(type(self))
@@ -3074,7 +3138,7 @@ class Decoder:
     @property
     def tokens(self):
         """The tokens in slot 0"""
-        return self.texts[0]
+        return self.held_ids[0]
 
     def step(self, *ids):
         """Reads these ids, and returns the logits of the token that follows them, (V,)."""
@@ -3086,7 +3150,7 @@ class Decoder:
         oldest = self.most_held[slot] - self.entries
         if max(0, n - self.window) < oldest:
             n = 0
-        del self.texts[slot][n:]
+        del self.held_ids[slot][n:]
         if n == 0:
             self.most_held[slot] = 0
         return n
@@ -3097,7 +3161,8 @@ class Decoder:
         panels = -(-entries // self.cache.k.shape[5])
         self.cache.k[:, slot, :, :panels] = self.cache.k[:, source, :, :panels]
         self.cache.v[:, slot, :, :entries] = self.cache.v[:, source, :, :entries]
-        self.texts[slot], self.most_held[slot] = self.texts[source][:], self.most_held[source]
+        self.held_ids[slot] = self.held_ids[source][:]
+        self.most_held[slot] = self.most_held[source]
         return self.truncate(n, slot)
 
     def read(self, parts):
@@ -3105,22 +3170,20 @@ class Decoder:
         position 0 on, in the same call."""
         parts = [Part(slot, [int(i) for i in ids], wanted) for slot, ids, wanted in parts]
         self.check(parts)
-        if all(len(self.texts[slot]) + len(ids) <= self.length for slot, ids, _ in parts):
-            return self.read_pieces([(slot, len(self.texts[slot]), ids, wanted)
+        if all(len(self.held_ids[slot]) + len(ids) <= self.length for slot, ids, _ in parts):
+            return self.read_pieces([Piece(slot, len(self.held_ids[slot]), ids, wanted)
                                      for slot, ids, wanted in parts])
-        rounds = []                          # usually one; pieces of one slot cannot share a round
-        for n, part in enumerate(parts):
-            for i, piece in enumerate(self.pieces(part)):
-                if i == len(rounds):
-                    rounds.append([])
-                rounds[i].append((n, *piece))
+        # A slot cannot hold two pieces at once, so round i reads piece i of each part
+        pieces_of = [self.pieces(part) for part in parts]
         found, final = [[] for _ in parts], [[] for _ in parts]
-        for pieces in rounds:
-            of_parts = [n for n, *_, wanted in pieces for _ in range(wanted)]
-            logits = self.read_pieces([piece for _, *piece in pieces])
-            for i, n in enumerate(of_parts):
-                found[n].append(logits[i].copy())
-                final[n] += [self.final[i]] if self.heads else []
+        for i in range(max(map(len, pieces_of))):
+            here = [n for n, pieces in enumerate(pieces_of) if i < len(pieces)]
+            logits, row = self.read_pieces([pieces_of[n][i] for n in here]), 0
+            for n in here:
+                end = row + pieces_of[n][i].wanted
+                found[n] += [*logits[row:end].copy()]
+                final[n] += [*self.final[row:end]] if self.heads else []
+                row = end
         self.final = np.array([row for rows in final for row in rows])
         return np.array([row for rows in found for row in rows])
 
@@ -3129,37 +3192,36 @@ class Decoder:
         need(parts and len({*slots}) == len(slots), "expected one part or more, one per slot; "
              f"parts: {len(slots)}, slots: {len({*slots})}")
         for slot, ids, wanted in parts:
-            need(0 <= slot < len(self.texts),
-                 f"expected a slot from 0 to {len(self.texts) - 1}, found {slot}")
+            need(0 <= slot < len(self.held_ids),
+                 f"expected a slot from 0 to {len(self.held_ids) - 1}, found {slot}")
             need(ids and 0 <= wanted <= len(ids), f"slot {slot}: expected one token or more, "
                  f"and 0 to {len(ids)} wanted; tokens: {len(ids)}, wanted: {wanted}")
             for token in min(ids), max(ids):
                 need(0 <= token < V, f"expected token ids from 0 to {V - 1}, found {token}")
 
     def pieces(self, part):
-        """The pieces [(slot, first position, ids, wanted)] to compute for a part: one, unless the
-        slot slides between two requested logits.  In a slot of length 8 that holds 0 to 6,
-            7 8 9, the logits of the last   ->  (slot, 0, 4 5 6 7 8 9, 1)
-            7 8 9, the logits of all three  ->  (slot, 7, 7, 1), (slot, 0, 4 5 6 7 8 9, 2)"""
-        T, pieces = self.length, []
-        slot, ids, wanted = part
-        text, unread = self.texts[slot], ids
-        start, again = len(text), []         # again: tokens to read a second time
-        while True:
-            if start + len(again) == T:      # full: its later half moves to the beginning
-                start, again = 0, [*text[:start], *again][T - T // 2:]
-            n = min(len(unread), T - start - len(again))         # at most the room in the slot
-            piece, unread = [*again, *unread[:n]], unread[n:]
-            wanted_here = min(n, max(0, wanted - len(unread)))
+        """The Pieces of a Part: one, unless the slot slides between two requested logits.  In a
+        slot of length 8 that holds the tokens 0 to 6,
+            7 8 9, the logits of the last   ->  Piece(slot, 0, 4 5 6 7 8 9, 1)
+            7 8 9, the logits of all three  ->  Piece(slot, 7, 7, 1), Piece(slot, 0, 4 5 6 7 8 9, 2)
+        """
+        slot, unread, wanted = part
+        ids, pieces = self.held_ids[slot], []
+        start = len(ids)                     # the keys of ids[:start] are in the cache
+        while unread:
+            if len(ids) == self.length:      # full: its later half moves to the beginning
+                ids, start = ids[self.length - self.length // 2:], 0
+            n = self.length - len(ids)       # the room in the slot
+            ids, now, unread = ids + unread[:n], unread[:n], unread[n:]
+            # the requested logits of these tokens, if the last `wanted` of all are requested
+            wanted_here = min(len(now), max(0, wanted - len(unread)))
             if wanted_here or not unread:
-                pieces.append((slot, start, piece, wanted_here))
-            if not unread:
-                return pieces
-            text, start, again = [*text[:start], *piece], T, []
+                pieces.append(Piece(slot, start, ids[start:], wanted_here))
+        return pieces
 
     def read_pieces(self, pieces):
         """The logits of all pieces, in order, computed in steps of up to MOST_ROWS rows.  After
-        each step `texts` holds the tokens that are in the cache."""
+        each step `held_ids` has the tokens that are in the cache."""
         for slot, start, *_ in pieces:
             self.truncate(start, slot)
         found, final = [], []
@@ -3170,8 +3232,8 @@ class Decoder:
             if self.heads:                   # `guesses` may be called for any row of these logits
                 final.append(self.work.final[:len(found[-1])].copy())
             for slot, _, ids, _ in step:
-                self.texts[slot] += ids
-                self.most_held[slot] = max(self.most_held[slot], len(self.texts[slot]))
+                self.held_ids[slot] += ids
+                self.most_held[slot] = max(self.most_held[slot], len(self.held_ids[slot]))
         if self.heads:
             self.final = final[0] if len(final) == 1 else np.concatenate(final)
         return found[0] if len(found) == 1 else np.concatenate(found)
@@ -3192,8 +3254,8 @@ class Decoder:
 
     def compute(self, rows):
         """The logits (n, V) of the rows in rows.wanted"""
-        decode_step(rows, self.weights.p, self.weights.scales, self.cache, self.work, self.cos,
-                    self.sin, self.window, self.cfg.norm_eps)
+        decode_step(rows, self.weights.p, self.weights.scales, self.cache, self.work,
+                    self.constants)
         return self.work.logits[:len(rows.wanted)]
 
     def guesses(self, row):
@@ -3201,24 +3263,15 @@ class Decoder:
         guess_logits(self.work.guesses, self.work.final[:1], *self.weights.others)
         return self.work.guesses[:, 0]
 
-def steps_of(pieces):
-    """Yields the pieces of each step, at most MOST_ROWS rows together.  A long piece is cut."""
-    step, free = [], MOST_ROWS               # free: rows that the step can still take
-    for slot, start, ids, wanted in pieces:
-        while len(ids) > free:
-            later = len(ids) - free          # tokens of this piece that later steps read
-            if free:
-                step.append((slot, start, ids[:free], max(0, wanted - later)))
-            yield step
-            start, ids, wanted = start + free, ids[free:], min(wanted, later)
-            step, free = [], MOST_ROWS
-        step.append((slot, start, ids, wanted))
-        free -= len(ids)
-    yield step
-
 # ==== 18 Replies ====
-# A `Reply` is a text that is being generated.  This section generates many replies at once, and
-# speeds up each one by draft tokens.
+# This replaces `generate` of section 6.  A `Reply` is a text that is being generated.  Many replies
+# are generated at once, and draft tokens speed up each one.
+#
+# Example: the last tokens are "the cat saw the", and the next one, "cat", has just been sampled.
+# The tokens "cat saw the" occurred before, so "saw" and "the" are drafts.  One step reads three
+# rows, "cat", "saw" and "the".  The logits of the first row give "saw": the draft was right.  Those
+# of the second row give "a": the draft "the" was wrong and is removed from the slot.  So the step
+# has yielded two tokens, "saw" and "a".
 
 # ---- sampling
 def log_softmax(logits):
@@ -3227,12 +3280,6 @@ def log_softmax(logits):
     return z - math.log(np.exp(z).sum())
 
 # ---- a reply
-def rng_of(seed, prompt=0, answer=0):
-    """The random numbers of one answer to one prompt; prompts and answers are numbered from 0.
-    They do not depend on what else is generated: a single prompt gets the same random numbers as
-    the first prompt of a batch."""
-    return Uniforms(np.random.default_rng([seed, prompt, answer] if prompt or answer else seed))
-
 class Uniforms:
     """The random numbers of a text, one per token.  `ahead` shows the next ones without using them
     up."""
@@ -3248,6 +3295,12 @@ class Uniforms:
         while len(self.seen) < n:
             self.seen.append(self.rng.random())
         return self.seen[:n]
+
+def rng_of(seed, prompt=0, answer=0):
+    """The random numbers of one answer to one prompt; prompts and answers are numbered from 0.
+    They do not depend on what else is generated: a single prompt gets the same random numbers as
+    the first prompt of a batch."""
+    return Uniforms(np.random.default_rng([seed, prompt, answer] if prompt or answer else seed))
 
 class Reply:
     """A text that is being generated: its unread tokens, the sampled tokens, and why it ended."""
@@ -3276,42 +3329,43 @@ class Reply:
         self.slot = 0
         self.n_returned = 0                  # bytes of text that `news` has returned
 
-    def draw(self, logits):
+    def sample(self, logits):
         """Samples a token from the logits (V,), appends it and returns it.  The token that ends the
         reply is returned but not appended."""
-        o = self.sampling
-        z = self.penalized(logits) if o.penalizes else logits
+        sampling = self.sampling
+        z = self.penalized(logits) if sampling.penalizes else logits
         if self.constraint:                  # all other tokens get probability 0
             z = np.where(self.constraint.mask(self.state), z, -np.inf)
-        token = sample(z, self.rng, o)
-        if o.logprobs and token not in self.ends:
+        token = sample(z, self.rng, sampling)
+        if sampling.logprobs and token not in self.ends:
             logp = log_softmax(logits)
-            top = np.argsort(-logp, kind="stable")[:o.logprobs]
+            top = np.argsort(-logp, kind="stable")[:sampling.logprobs]
             self.logprobs.append((float(logp[token]), [(int(i), float(logp[i])) for i in top]))
         return self.append_token(token)
 
     def penalized(self, logits):
         """The logits after the penalties.  The repeat penalty p turns the logit z of each recent
         token into z / p if z > 0, otherwise z * p (Keskar et al. 2019, 4.1, as llama.cpp does)."""
-        o, z, recent = self.sampling, logits.copy(), [*{*self.recent}]
-        z[recent] = np.where(z[recent] > 0, z[recent] / o.repeat_penalty,
-                             z[recent] * o.repeat_penalty)
+        sampling, z, recent = self.sampling, logits.copy(), [*{*self.recent}]
+        z[recent] = np.where(z[recent] > 0, z[recent] / sampling.repeat_penalty,
+                             z[recent] * sampling.repeat_penalty)
         for token, n in self.counts.items():
-            z[token] -= o.presence_penalty + n * o.frequency_penalty
+            z[token] -= sampling.presence_penalty + n * sampling.frequency_penalty
         return z
 
-    def draws(self, n):
-        """A Draw for each of the next n tokens, for a Reader that samples.  The list is empty if
-        the host must sample, because penalties or JSON mode change the logits, or logprobs reports
-        them."""
-        o = self.sampling
-        if o.logprobs or o.penalizes or self.constraint:
+    def requests(self, n):
+        """A SampleRequest for each of the next n tokens, for a Reader that samples.  The list is
+        empty if the host must sample, because penalties or JSON mode change the logits, or logprobs
+        reports them."""
+        sampling = self.sampling
+        if sampling.logprobs or sampling.penalizes or self.constraint:
             return []
-        return [Draw(o.temperature, o.top_k, o.top_p, o.min_p, uniform)
-                for uniform in (self.rng.ahead(n) if o.temperature else [0.0] * n)]
+        settings = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+        uniforms = self.rng.ahead(n) if sampling.temperature else [0.0] * n
+        return [SampleRequest(*settings, uniform) for uniform in uniforms]
 
-    def take_drawn(self, token):
-        """Like `draw`, for a token that the Reader has sampled with the first of the Draws"""
+    def take_sampled(self, token):
+        """Like `sample`, for a token that the Reader has sampled by the first SampleRequest"""
         if self.sampling.temperature:
             self.rng.random()
         return self.append_token(token)
@@ -3372,29 +3426,29 @@ class Reply:
 MOST_DRAFTS = 15
 DEFAULT_DRAFTS = 4                # default number of drafts by prompt lookup
 
-def draft(reader, reply, row, k):
-    """Up to k draft tokens that may follow the token just sampled from row `row` of the logits.
-    They come from the model's other heads, where head i predicts token t + 1 + i, or by lookup."""
-    if reader.heads:
-        return [int(i) for i in reader.guesses(row)[:k].argmax(1)]
-    return prompt_lookup(reader.texts[reply.slot] + reply.pending, k)
-
 LONGEST_MATCH = 3
 
 def prompt_lookup(tokens, k):
     """Finds an earlier occurrence of the last few tokens, and returns up to k tokens that followed
     it.  The longest match wins, and of equally long ones the latest
     (prompt lookup decoding; Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding)."""
-    text = np.array(tokens, np.int32)
-    for n in range(min(LONGEST_MATCH, len(text) - 1), 0, -1):
-        matches = np.ones(len(text) - n, bool)           # windows of n tokens, without the last one
+    ids = np.array(tokens, np.int32)
+    for n in range(min(LONGEST_MATCH, len(ids) - 1), 0, -1):
+        matches = np.ones(len(ids) - n, bool)            # windows of n tokens, without the last one
         for i in range(n):
-            matches &= text[i:len(text) - n + i] == text[len(text) - n + i]
+            matches &= ids[i:len(ids) - n + i] == ids[len(ids) - n + i]
         places = np.flatnonzero(matches)
         if len(places):
             start = places[-1] + n
             return tokens[start:start + k]
     return []
+
+def draft(reader, reply, row, k):
+    """Up to k draft tokens that may follow the token just sampled from row `row` of the logits.
+    They come from the model's other heads, where head i predicts token t + 1 + i, or by lookup."""
+    if reader.heads:
+        return [int(i) for i in reader.guesses(row)[:k].argmax(1)]
+    return prompt_lookup(reader.held_ids[reply.slot] + reply.pending, k)
 
 # ---- many replies at once
 TRIAL = 4, 8         # the steps of a trial: first with drafts requested, then without
@@ -3415,7 +3469,7 @@ class Pace:
     steps: int = 0
     offered: list = field(default_factory=lambda: [0] * MOST_DRAFTS)     # drafts read, by position
     accepted: list = field(default_factory=lambda: [0] * MOST_DRAFTS)
-    asked: int = 0                           # number of drafts requested for the next step
+    n_drafts: int = 0                        # drafts requested per reply for the next step
     lately: dict = field(default_factory=lambda: {False: deque(maxlen=8), True: deque(maxlen=16)})
     # {were drafts requested?: the TimedSteps of the last steps of that kind}
     pays: bool = True                        # do drafts pay, as far as is known?
@@ -3443,7 +3497,7 @@ class Pace:
             total += len(seconds) * seconds[len(seconds) // 2] if seconds else 0.0
         return total / max(1, sum(step.tokens for step in steps))
 
-    def drafts(self, reader, sampling):
+    def plan(self, reader, sampling):
         """The number of drafts to request for the next step: sampling.speculate, or if that is -1
         reader.heads or DEFAULT_DRAFTS while drafts pay, otherwise 0.  A reader whose rows are not
         cheap gets 0.
@@ -3477,27 +3531,53 @@ class Pace:
                      f"position: {', '.join(shares)}")
         return text
 
+# ---- a step: plan, read, accept
+def drop_drafts(reader, reply):
+    """Drops the drafts for which the reply or its slot has no room: a slot must not slide for
+    drafts that may be wrong."""
+    held = len(reader.held_ids[reply.slot]) + len(reply.pending)
+    room = min(reader.length - held, reply.sampling.tokens - len(reply.tokens) - 1)
+    del reply.drafts[max(0, room):]
+
 def read_replies(reader, replies, also, is_followed):
     """Reads the pending tokens and the drafts of each reply, in one step.
-    Returns (ids, None) if the reader samples by itself, else (None, logits).  Both have a row for
-    each token that may be sampled: one per reply and one per draft.
+    Returns a function (reply, row) that samples a token of the reply.  There is a row for each
+    token that may be sampled: one per reply and one per draft.
     also: see `next_tokens`; is_followed: will the next step read only the tokens sampled now?"""
     parts = [Part(reply.slot, reply.pending + reply.drafts, 1 + len(reply.drafts))
              for reply in replies] + [*also]
-    if reader.draws:
-        draws, later = [reply.draws(1 + len(reply.drafts)) for reply in replies], []
-        if all(draws):
+    if reader.samples_itself:
+        requests, later = [reply.requests(1 + len(reply.drafts)) for reply in replies], []
+        if all(requests):
             if is_followed:                  # then the reader may queue the next step
-                later = [reply.draws(2)[1:] for reply in replies]
-            ids = reader.draw(parts, sum(draws, []), sum(later, []))
+                later = [reply.requests(2)[1:] for reply in replies]
+            ids = reader.sample_on_device(parts, sum(requests, []), sum(later, []))
             if ids is not None:
-                return ids, None
-    return None, reader.read(parts)
+                return lambda reply, row: reply.take_sampled(ids[row])
+    logits = reader.read(parts)
+    return lambda reply, row: reply.sample(logits[row])
+
+def accept(reader, reply, row, sample_row):
+    """Samples the next token of a reply, from row `row`.  As long as the token equals the next
+    draft, one more is sampled, from the row of that draft.  The other drafts are removed from the
+    slot.  Returns the tokens, without one that ends the reply, and the number of drafts that were
+    right."""
+    tokens, accepted = [], 0
+    for guess in (*reply.drafts, None):      # after the last draft any token ends the loop
+        token = sample_row(reply, row + accepted)
+        if token not in reply.ends:
+            tokens.append(token)
+        if reply.finish or token != guess:
+            break
+        accepted += 1
+    wrong = len(reply.drafts) - accepted
+    reader.truncate(len(reader.held_ids[reply.slot]) - wrong, reply.slot)
+    reply.pending = [token]
+    return tokens, accepted
 
 def next_tokens(reader, replies, pace, also=()):
     """One step of some replies, each in its own slot: reads the pending tokens and the drafts of
-    each reply, and samples its next token.  While the sampled token equals the next draft, one more
-    token is sampled.
+    each reply, and samples its next tokens.
     One Pace decides the number of drafts, so all replies must have the same `speculate`.
     also: Parts of other slots, pieces of long prompts, without logits
     Returns the tokens sampled for each reply."""
@@ -3505,45 +3585,37 @@ def next_tokens(reader, replies, pace, also=()):
     speculate = {reply.sampling.speculate for reply in replies}
     need(len(speculate) == 1, f"expected replies with the same speculate, found {speculate}; "
          f"generate them one after the other")
+
+    # Plan: the drafts of this step were found in the last one; how many should the next step have?
     reading = bool(also) or any(len(reply.pending) > 1 for reply in replies)
     for reply in replies:
-        held = len(reader.texts[reply.slot]) + len(reply.pending)
-        room = min(reader.length - held, reply.sampling.tokens - len(reply.tokens) - 1)
-        del reply.drafts[max(0, room):]      # a slot must not slide for drafts that may be wrong
-    asked, drafted = pace.asked > 0, any(reply.drafts for reply in replies)
-    k = pace.asked = pace.drafts(reader, replies[0].sampling)        # per reply, for the next step
+        drop_drafts(reader, reply)
+    asked, found = pace.n_drafts > 0, any(reply.drafts for reply in replies)
+    pace.n_drafts = pace.plan(reader, replies[0].sampling)
     unfinished = all(len(reply.tokens) + 1 < reply.sampling.tokens for reply in replies)
-    is_followed = unfinished and not (k or drafted or also)
-    ids, logits = read_replies(reader, replies, also, is_followed)
-    first, drawn = 0, []                     # first: where a reply's rows of logits begin
+    is_followed = unfinished and not (pace.n_drafts or found or also)
+
+    # Read, then accept
+    sample_row = read_replies(reader, replies, also, is_followed)
+    row, sampled = 0, []                     # row: where a reply's rows begin
     for reply in replies:
-        drafts, accepted, new = reply.drafts, 0, []
-        for guess in (*drafts, None):        # after the last draft any token ends the loop
-            at = first + accepted
-            token = reply.draw(logits[at]) if ids is None else reply.take_drawn(ids[at])
-            if token not in reply.ends:
-                new.append(token)
-            if reply.finish or token != guess:
-                break
-            accepted += 1
-        wrong = len(drafts) - accepted
-        reader.truncate(len(reader.texts[reply.slot]) - wrong, reply.slot)
-        for i in range(len(drafts)):
+        n = len(reply.drafts)
+        tokens, accepted = accept(reader, reply, row, sample_row)
+        sampled.append(tokens)
+        for i in range(n):
             pace.offered[i] += 1
             pace.accepted[i] += i < accepted
-        reply.pending, reply.drafts = [token], []
-        if k and not reply.finish:
-            reply.drafts = draft(reader, reply, first + accepted, k)
-        first += 1 + len(drafts)
-        drawn.append(new)
-    pace.count(sum(map(len, drawn)), time.perf_counter() - began, asked, drafted,
-               reading)
-    return drawn
+        reply.drafts = []
+        if pace.n_drafts and not reply.finish:
+            reply.drafts = draft(reader, reply, row + accepted, pace.n_drafts)
+        row += 1 + n
+    pace.count(sum(map(len, sampled)), time.perf_counter() - began, asked, found, reading)
+    return sampled
 
 def generate_many(reader, replies, pace=None):
     """Generates many replies in the reader's slots, and yields (number, Reply) as each one ends.
     replies: an iterable; the next Reply is taken from it when a slot becomes free"""
-    waiting, free, active = enumerate(replies), list(range(len(reader.texts)))[::-1], {}
+    waiting, free, active = enumerate(replies), list(range(len(reader.held_ids)))[::-1], {}
     pace = pace or Pace()
     while True:
         while free:

@@ -2115,7 +2115,7 @@ class Decoder(ne.Decoder):
 
     For bfloat16 matrices, `Decoder(..)` returns the faster decoder of tensor_cores/steps.py, if
     tensor cores support a model of this shape."""
-    rows_are_cheap = draws = False
+    rows_are_cheap = samples_itself = False
     formats, fastest = ("f32", "bf16"), "f32"
 
     @staticmethod
@@ -2178,7 +2178,7 @@ class Decoder(ne.Decoder):
             return new(shape, dtype)
 
         self.cos, self.sin = map(to_device, ne.rope_table(cfg, dtype))
-        self.slots = [(buffer(*cache), buffer(*cache), Graph()) for _ in self.texts]
+        self.slots = [(buffer(*cache), buffer(*cache), Graph()) for _ in self.held_ids]
         self.use(0)
         self.scores = buffer(H, T)
         self.x, self.y = buffer(1, C), buffer(1, C)
@@ -2196,7 +2196,7 @@ class Decoder(ne.Decoder):
     def copy(self, source, slot, n):
         for to, of in zip(self.slots[slot][:2], self.slots[source][:2]):
             to.copy_to_device(of, stream=gpu.stream)     # all of it, which is as fast
-        self.texts[slot] = self.texts[source][:n]
+        self.held_ids[slot] = self.held_ids[source][:n]
         return n
 
     def compute(self, rows):
@@ -2591,11 +2591,11 @@ def add_bias_and_head_norm_tests(ops):
         q_gain, k_gain, dq_gain, dk_gain, *found = (ops.normal(D) for _ in range(6))
         gains, qk = [as_sum(q_gain), as_sum(k_gain)], qkv[:, :heads * D].copy()
         y, dx, rstd = qkv.copy(), dqkv.copy(), np.zeros((BT, heads))
-        ne.head_norm_forward(y, rstd, q_gain, k_gain, 1e-5)
+        ne.head_norm_forward(y, rstd, q_gain, k_gain, H, 1e-5)
         ops.add(head_norm_forward, [qkv, 0 * qk, as_sum(0 * rstd)], [*gains, 1e-5], [y, qk, rstd])
-        ne.head_norm_backward(dx, qk, rstd, q_gain, k_gain)
+        ne.head_norm_backward(dx, qk, rstd, q_gain, k_gain, H)
         for dgain, first, last in zip(found, (0, H), (H, heads)):
-            ne.head_gain_gradient(dgain, dqkv, qk, rstd, first, last, 0)
+            ne.head_gain_gradient(dgain, dqkv, qk, rstd, first, last, D, 0)
         ops.add(head_norm_backward, [dqkv, as_sum(dq_gain), as_sum(dk_gain)],
                 [as_sum(np.zeros((GAIN_PARTS * ROW_WARPS, 2 * D))), qk, as_sum(rstd), *gains],
                 [dx, dq_gain + found[0], dk_gain + found[1]])

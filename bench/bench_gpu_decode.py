@@ -38,7 +38,7 @@ def median_ms(call, n=3):
         times.append(1e3 * (time.perf_counter() - began))
     return statistics.median(times)
 
-GREEDY, DRAWN = ne.Draw(0.0, 0, 1.0, 0.0, 0.5), ne.Draw(0.8, 0, 0.9, 0.0, 0.5)
+GREEDY, DRAWN = ne.SampleRequest(0.0, 0, 1.0, 0.0, 0.5), ne.SampleRequest(0.8, 0, 0.9, 0.0, 0.5)
 
 def decode_ms(decoder, batch, T, draw=GREEDY):
     """ms a step, the host reading the tokens of each"""
@@ -48,8 +48,8 @@ def decode_ms(decoder, batch, T, draw=GREEDY):
         tokens = [7 + slot for slot in range(batch)]
         decoder.read([ne.Part(slot, [tokens[slot]]) for slot in range(batch)])
         for _ in range(T - 1):
-            tokens = decoder.draw([ne.Part(slot, [tokens[slot]]) for slot in range(batch)],
-                                  [draw] * batch, [draw] * batch)
+            parts = [ne.Part(slot, [tokens[slot]]) for slot in range(batch)]
+            tokens = decoder.sample_on_device(parts, [draw] * batch, [draw] * batch)
     context()                                # each graph is recorded when it is first met again
     return median_ms(context) / T
 
@@ -60,10 +60,10 @@ def device_ms(decoder, batch, T):
     for end in range(unit, T + unit, unit):
         position = min(end, T) - 1
         for slot in range(batch):
-            decoder.texts[slot] = [0] * position         # whatever is in the cache
+            decoder.held_ids[slot] = [0] * position         # whatever is in the cache
         parts = [ne.Part(slot, [7]) for slot in range(batch)]
         for _ in range(3):
-            decoder.draw(parts, [GREEDY] * batch)
+            decoder.sample_on_device(parts, [GREEDY] * batch)
             for slot in range(batch):
                 decoder.truncate(position, slot)
         splits = steps.splits_bucket(position + 1)
@@ -106,8 +106,9 @@ def kernel_us(decoder, batch):
     steps, size = decoder.steps, ne.dims_of(decoder.cfg)
     T = steps.T
     for slot in range(batch):
-        decoder.texts[slot] = [0] * (T - 1)
-    decoder.draw([ne.Part(slot, [7]) for slot in range(batch)], [GREEDY] * batch)    # rows at T - 1
+        decoder.held_ids[slot] = [0] * (T - 1)
+    parts = [ne.Part(slot, [7]) for slot in range(batch)]
+    decoder.sample_on_device(parts, [GREEDY] * batch)        # rows at T - 1
     launches, launch = {}, nc.launch
 
     def keep(kernel, *args, **config):

@@ -14,8 +14,8 @@ from nanoeuler import Config
 from nanoeuler_parts.checkpoint.bundled import BUNDLED, model_path
 from nanoeuler_parts.files.settings import flag_of, type_of
 
-# This section declares the verbs of the command line and their arguments, and runs one verb.  A
-# first reader may skip to the table VERBS, which names the module of each verb.
+# An argument is declared as data: a name, or a flag, and what argparse's add_argument takes.  The
+# table VERBS in cli.py names the module of each verb, which declares its arguments.
 Argument = namedtuple("Argument", "names options")       # of argparse's add_argument
 
 def arg(*names, **options):

@@ -69,7 +69,7 @@ def training_kernels(dtype):
     """The kernels of a run in this dtype, and of a chat with its model"""
     return {**gradient_kernels(dtype),
             f"compile_updates({dtype!r})": [Compiled(adamw_update, "p", types.float32),
-                                         Compiled(muon, "scratch.like", PRODUCTS[dtype]),
+                                         Compiled(muon, "scratch.operand", PRODUCTS[dtype]),
                                          *DECODING["compile_decoding()"]]}
 
 def compile_kernels(dtype=DTYPE):

@@ -428,7 +428,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
     def choose_kernel_choose(self, ids, latest, odds, out, draws, rows, V):
         assert ids.shape == draws.shape[:2] == (2, ne.MOST_ROWS) and latest.shape == (AT_ONCE,)
-        assert draws.shape[2] == len(ne.Draw._fields)
+        assert draws.shape[2] == len(ne.SampleRequest._fields)
         assert odds.shape == (AT_ONCE, V) and V < out.shape[1] and self.grid[0] <= AT_ONCE
         self.rows_of(rows)
         self.runs(self.grid[0], 256)
@@ -686,10 +686,10 @@ def everything_of(decoder, T):
     many, n = decoder.with_slots(3), min(T, 11)
     assert many.read([ne.Part(2, [0] * n, n), ne.Part(0, [0], 1)]).shape == (n + 1, V)
     assert many.guesses(n).shape == (many.heads, V)
-    if decoder.draws:                        # and steps that are queued before they are asked for
-        draws = [ne.Draw(1.0, 3, 0.9, 0.0, 0.5)] * 2
+    if decoder.samples_itself:               # and steps that are queued before they are asked for
+        draws = [ne.SampleRequest(1.0, 3, 0.9, 0.0, 0.5)] * 2
         for _ in range(4):
-            many.draw([ne.Part(slot, [0], 1) for slot in (2, 0)], draws, draws)
+            many.sample_on_device([ne.Part(slot, [0], 1) for slot in (2, 0)], draws, draws)
         many.truncate(n, 2), many.truncate(1, 0)
     many.copy(2, 1, n)
     if many.rows_are_cheap:                  # a prompt, and a step of more rows than a graph has

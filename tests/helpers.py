@@ -37,6 +37,12 @@ TINY = ne.Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=2, n_hidde
 FAST = ("--seq-len", "16", "--vocab-size", "280", "--batch", "64", "--threads", "1", "--warmup",
         "2")
 
+def constants(dtype, H, G, D, window):
+    """What kernels of attention are told about a model: ne.Constants"""
+    cfg = ne.replace(TINY, n_head=H, n_kv_head=G, head_dim=D, window=window)
+    return ne.constants_of(cfg, dtype)
+
+
 # the fields of Config that add tensors to a model without them
 EVERY_TENSOR = dict(qkv_bias=True, qk_norm=True)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numba
 import numpy as np
 import pytest
-from helpers import FAST, ROOT, TINY, ok, outcome, refused, run, told
+from helpers import FAST, ROOT, TINY, constants, ok, outcome, refused, run, told
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -221,8 +221,9 @@ def test_attention(T, H, G, D):
     kt, vt = (place(np.zeros((-(-T // W), D, W))) for _ in "kv")
     none = dict.fromkeys(ne.Scratch._fields)
     s = ne.Scratch(**{**none, "scores": scores, "dscores": dscores, "kt": kt, "vt": vt})
-    ne.blocked_attention_forward(o, lse, place(qkv), D, T, 0, H, s)
-    ne.blocked_attention_backward(dqkv, place(do), o, lse, place(qkv), D, T, 0, G, s)
+    c = constants(np.float64, H, G, D, T)
+    ne.blocked_attention_forward(o, lse, place(qkv), c, 0, H, s)
+    ne.blocked_attention_backward(dqkv, place(do), o, lse, place(qkv), c, 0, G, s)
 
     W = tile_width(ne.BF16)
     low = narrow(qkv)
@@ -231,10 +232,11 @@ def test_attention(T, H, G, D):
     scores, dscores = (place(np.full((ne.BR, T), np.nan, np.float32)) for _ in "pd")
     kt, vt = (place(np.zeros((-(-T // W), D // 2, W), np.int32)) for _ in "kv")
     s = ne.Scratch(**{**none, "scores": scores, "dscores": dscores, "kt": kt, "vt": vt})
-    ne.blocked_attention_forward(o16, lse32, low, D, T, 0, H, s)
+    c = constants(np.float32, H, G, D, T)
+    ne.blocked_attention_forward(o16, lse32, low, c, 0, H, s)
     assert close(from_bf16(o16), o, roundings=2)
     assert np.allclose(lse32, lse, rtol=1e-5, atol=1e-5)
-    ne.blocked_attention_backward(dqkv32, narrow(do), o16, lse32, low, D, T, 0, G, s)
+    ne.blocked_attention_backward(dqkv32, narrow(do), o16, lse32, low, c, 0, G, s)
     if T > 1:                                # one key: dq and dk are zero, and rounding remains
         assert close(dqkv32, dqkv, roundings=3)
 

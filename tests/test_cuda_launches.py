@@ -159,7 +159,7 @@ def test_slots_of_a_window_keep_all_tokens(dry):
     decoder = nc.Decoder(LLAMA, flat, slots=2)
     decoder.read([ne.Part(0, [0] * 39, 0)])
     assert decoder.copy(0, 1, 30) == 30 and decoder.truncate(1, 1) == 1
-    assert decoder.truncate(3) == 3 and decoder.texts == [[0] * 3, [0]]
+    assert decoder.truncate(3) == 3 and decoder.held_ids == [[0] * 3, [0]]
 
 
 @pytest.mark.parametrize("weights", ["f32", "bf16"])
@@ -186,7 +186,7 @@ def test_rows_of_a_step(dry):
     assert grids("product_kernels_merge", (3, [0] * (MERGE_FROM // 2), 1)) == []
     assert grids("product_kernels_merge", (3, [0] * MERGE_FROM, 1)) == [(MERGE_FROM, 1)]
     assert grids("product_kernels_logits", (3, [0] * 11, 9), (1, [0] * 2, 2)) == [(1, 1)]
-    assert decoder.texts[3] == [0] * (35 + MERGE_FROM)
+    assert decoder.held_ids[3] == [0] * (35 + MERGE_FROM)
     decoder.truncate(19, 3)
     found = grids("attend_kernel_attend", (3, [0] * (cfg.seq_len - 19), 1))
     assert found == [(1, 64), (2, 64), (2, 64), (2, 64)]
@@ -218,7 +218,7 @@ def test_a_prompt_is_read_at_once(capability, dry):
     parts = [ne.Part(0, [0] * 65, 1), ne.Part(1, [0] * 64, 1), ne.Part(2, [0] * 128, 128),
              ne.Part(3, [0] * 129, 3), ne.Part(4, [0] * 257, 1)]
     assert decoder.read(parts).shape == (134, cfg.vocab_size)
-    assert decoder.texts == [[0] * n for n in (65, 64, 128, 129, 257)]
+    assert decoder.held_ids == [[0] * n for n in (65, 64, 128, 129, 257)]
     assert prompts_of(dry) == [[96, 1], [128, 128], [192, 4], [300, 1]]
     names = [x.name for x in dry.launches]
     product = "wgmma_kernel_kernel" if capability == (9, 0) else "mma_kernel_kernel"
@@ -247,7 +247,7 @@ def test_a_prompt_that_fails_was_not_read(dry, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(decoder.steps, "read_prompt", fails)
         decoder.read([ne.Part(1, [0], 1), ne.Part(0, [0] * 100, 1)])
-    assert decoder.texts[0] == [] and (1 in decoder.unread or decoder.texts[1] == [])
+    assert decoder.held_ids[0] == [] and (1 in decoder.unread or decoder.held_ids[1] == [])
     assert decoder.read([ne.Part(0, [0] * 100, 1)]).shape == (1, cfg.vocab_size)
 
 
@@ -268,7 +268,7 @@ def test_a_prompt_in_pieces_is_read_as_a_whole(dry):
         assert decoder.read([ne.Part(1, [0] * n, 0)]).shape == (0, cfg.vocab_size)
     decoder.copy(1, 2, 70)
     decoder.copy(1, 3, 20)
-    assert not dry.launches and decoder.texts == [[], [0] * 109, [0] * 70, [0] * 20]
+    assert not dry.launches and decoder.held_ids == [[], [0] * 109, [0] * 70, [0] * 20]
     assert decoder.read([ne.Part(2, [0], 1), ne.Part(3, [0], 1)]).shape == (2, cfg.vocab_size)
     assert prompts_of(dry) == [[96, 1]] and decoder.unread == {1}
     assert [x.name for x in dry.launches].count("product_kernels_qkv") == 1      # 21 rows of slot 3
@@ -276,15 +276,15 @@ def test_a_prompt_in_pieces_is_read_as_a_whole(dry):
     dry.launches.clear()
     decoder.read([ne.Part(2, [0], 1), ne.Part(1, [0] * 9, 2), ne.Part(3, [0], 1)])
     assert prompts_of(dry) == [[128, 2]] and decoder.unread == set()
-    assert decoder.texts == [[], [0] * 99, [0] * 72, [0] * 22]
+    assert decoder.held_ids == [[], [0] * 99, [0] * 72, [0] * 22]
     dry.launches.clear()
     decoder.read([ne.Part(slot, [0], 1) for slot in (2, 1, 3)])
-    assert prompts_of(dry) == [] and len(decoder.texts[1]) == 100
+    assert prompts_of(dry) == [] and len(decoder.held_ids[1]) == 100
     decoder.read([ne.Part(0, [0] * 50, 0)])
     decoder.truncate(0)                      # nothing of it was ever read
     assert decoder.read([ne.Part(0, [0], 1)]).shape == (1, cfg.vocab_size)
     decoder.read([ne.Part(0, [0] * 50, 0)])              # it goes on: rows
-    assert prompts_of(dry) == [] and len(decoder.texts[0]) == 51
+    assert prompts_of(dry) == [] and len(decoder.held_ids[0]) == 51
 
 
 @given(st.data(), st.sampled_from(sorted(KINDS)), st.booleans(), st.integers(1, 5))

@@ -45,17 +45,17 @@ def prompts_of(n, most=30, seed=1):
 
 
 class Drawing(ne.Decoder):
-    """A decoder that draws tokens, as one on a device does, from numbers that it is told ahead."""
-    draws = True
+    """A decoder that samples tokens, as one on a device does, from numbers that it knows ahead."""
+    samples_itself = True
 
-    def draw(self, parts, draws, later=()):
-        if any(not self.texts[slot] for slot, *_ in parts):
+    def sample_on_device(self, parts, requests, later=()):
+        if any(not self.held_ids[slot] for slot, *_ in parts):
             return None
         logits = self.read(parts)
-        assert len(draws) == len(logits) and len(later) in (0, len(parts))
+        assert len(requests) == len(logits) and len(later) in (0, len(parts))
         self.drawn = getattr(self, "drawn", 0) + 1
         return [ne.sample(z, SimpleNamespace(random=lambda u=d.uniform: u), d)
-                for z, d in zip(logits, draws)]
+                for z, d in zip(logits, requests)]
 
 
 @pytest.mark.parametrize("o", [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9}, {
@@ -185,20 +185,20 @@ def test_drafts_that_do_not_pay_are_left_out():
         pace.count(3, slow * 2.0, True, True, reading=False)         # 0.67 s a token
         pace.count(1, slow * 1.0, True, False, reading=False)        # in vain, which costs nothing
     pace.count(1, 99.0, False, False, reading=True)                  # which says nothing
-    assert pace.drafts(reader, o) == 3
+    assert pace.plan(reader, o) == 3
     for _ in range(16):
         pace.count(1, 2.0, True, True, reading=False)
-    assert pace.drafts(reader, o) == 0
+    assert pace.plan(reader, o) == 0
     pace.count(9, 1.0, True, True, reading=False)
-    assert pace.drafts(reader, o) == 0       # until the next trial
-    assert pace.drafts(reader, replace(o, speculate=2)) == 2
+    assert pace.plan(reader, o) == 0       # until the next trial
+    assert pace.plan(reader, replace(o, speculate=2)) == 2
     tried = []                               # they never pay: trials become rare
     for pace.steps in range(64, 4000):
-        if pace.drafts(reader, o):
+        if pace.plan(reader, o):
             tried.append(pace.steps)
     assert tried[::4] == [64, 64 + 128, 64 + 384, 64 + 896, 64 + 1920, 64 + 2944]
     reader.rows_are_cheap = False
-    assert pace.drafts(reader, replace(o, speculate=2)) == 0
+    assert pace.plan(reader, replace(o, speculate=2)) == 0
 
 
 def test_the_pace_is_that_of_all_steps_and_of_the_first(monkeypatch):
@@ -223,7 +223,7 @@ def test_what_is_asked_in_vain_can_cost_too():
         pace.count(2, 2.0, True, True, reading=False)
         pace.count(1, 1.9, True, False, reading=False)
     assert pace.seconds_a_token(False) == 1.0 and pace.seconds_a_token(True) == pytest.approx(1.3)
-    assert pace.drafts(reader, ne.Sampling()) == 0
+    assert pace.plan(reader, ne.Sampling()) == 0
 
 
 @pytest.mark.parametrize("n, seconds, pays", [
@@ -234,7 +234,7 @@ def test_a_few_steps_say_less_than_many(n, seconds, pays):
     for _ in range(n):
         pace.count(1, 1.0, False, False, reading=False)
         pace.count(1, seconds, True, True, reading=False)
-    assert bool(pace.drafts(reader, ne.Sampling())) == pays
+    assert bool(pace.plan(reader, ne.Sampling())) == pays
 
 
 def test_a_step_without_a_draft_is_counted_by_what_was_asked_for(monkeypatch):
@@ -279,7 +279,7 @@ def reply_to(logits, tokens, vocab=None, **options):
     reply = ne.Reply([0], ne.Sampling(tokens=tokens, **options), np.random.default_rng(1), None,
                      vocab)
     while not reply.finish:
-        reply.draw(np.array(logits, np.float32))
+        reply.sample(np.array(logits, np.float32))
     return reply
 
 
@@ -303,7 +303,7 @@ def test_the_repeat_penalty_affects_recent_tokens():
     assert said([3.0, 2.5, 2.2, -9.0], repeat_penalty=5.0, repeat_last_n=-1) == [1, 2, 0, 0, 0]
     assert said([-1.0, -1.2, -9.0], repeat_penalty=1.3) == [1, 0, 0, 0, 0]
     held = ne.Reply([0], ne.Sampling(temperature=0.0, repeat_penalty=1.3), None, held=[1, 2])
-    assert held.draw(np.array([3.0, 2.5, 2.2, 2.4], np.float32)) == 3
+    assert held.sample(np.array([3.0, 2.5, 2.2, 2.4], np.float32)) == 3
 
 
 def test_the_repeat_penalty_of_a_chat_knows_the_conversation(tmp_path, tokenizer):
@@ -341,7 +341,7 @@ def test_stop_texts(stops, text, want, finish):
     sampling = ne.Sampling(tokens=len(text.encode()), temperature=0.0, stop=stops)
     reply, told = ne.Reply([0], sampling, None, None, LETTERS), b""
     for byte in text.encode():
-        reply.draw((np.arange(256) == byte).astype(np.float32))
+        reply.sample((np.arange(256) == byte).astype(np.float32))
         told += reply.news()
         assert want.encode().startswith(told)
         if reply.finish:
@@ -393,10 +393,10 @@ def test_a_text_goes_on_behind_all_of_what_was_said(path):
     model.say("To be")
     said = [*model.ids_of("To be"), *model.last.tokens, *model.ids_of(" or")]
     model.say(" or")
-    assert model.decoder.texts[0][:len(said)] == said
+    assert model.decoder.held_ids[0][:len(said)] == said
     model.forget()
     model.say("To be")
-    assert model.decoder.texts[0][:2] == said[:2]
+    assert model.decoder.held_ids[0][:2] == said[:2]
 
 
 def test_a_stream_is_no_part_of_what_is_said(path):

@@ -461,7 +461,7 @@ def test_slots_of_other_llamas(chosen):
                  [(0, 53, 120), (1, 90, 91)]):
         parts = [ne.Part(slot, ids[i:j], j - i) for slot, i, j in step]
         want, got = (decoder.read(parts).copy() for decoder in (cpu, gpu))
-        assert np.abs(got - want).max() < ACCURACY and gpu.texts == cpu.texts
+        assert np.abs(got - want).max() < ACCURACY and gpu.held_ids == cpu.held_ids
 
 
 # ---- rows on tensor cores
@@ -575,7 +575,7 @@ def test_the_device_draws_what_the_host_would(o, speculate):
     drafts, whose random numbers are seen before it is known which are needed, too."""
     rng, cfg = np.random.default_rng(4), ne.replace(ROWS, seq_len=90)
     decoder = nc.Decoder(cfg, rounded_flat(cfg), "bf16", slots=66)
-    assert decoder.draws
+    assert decoder.samples_itself
     prompts = [rng.integers(0, cfg.vocab_size, rng.integers(1, 80)).tolist() for _ in range(70)]
     sampling, drawn = ne.Sampling(tokens=25, speculate=speculate, **o), []
 
@@ -584,19 +584,19 @@ def test_the_device_draws_what_the_host_would(o, speculate):
         ended = [*ne.generate_many(decoder, replies[:-1])]
         ended += ne.generate_many(decoder, replies[-1:])             # alone: steps are queued ahead
         return [(i, reply.tokens, reply.finish) for i, reply in ended]
-    draw = decoder.draw
-    decoder.draw = lambda *args: drawn.append(draw(*args)) or drawn[-1]
+    draw = decoder.sample_on_device
+    decoder.sample_on_device = lambda *args: drawn.append(draw(*args)) or drawn[-1]
     got = texts()
     assert sum(ids is not None for ids in drawn) > 10
     assert any(kind.ahead for kind in decoder.steps.graphs) == (not speculate)
-    decoder.draws = False
+    decoder.samples_itself = False
     assert texts() == got
 
 
 def test_a_step_that_was_queued_ahead_is_forgotten_if_another_is_asked_for():
     """Of tokens, slots, positions, random numbers; logits, and copies, after which the same tokens
     at the same places have another text before them."""
-    flat, later = rounded_flat(ROWS), [ne.Draw(1.0, 0, 1.0, 0.0, 0.7)] * 2
+    flat, later = rounded_flat(ROWS), [ne.SampleRequest(1.0, 0, 1.0, 0.0, 0.7)] * 2
     plain, ahead = (nc.Decoder(ROWS, flat, "bf16", slots=3) for _ in range(2))
 
     def steps(decoder, later):
@@ -607,19 +607,19 @@ def test_a_step_that_was_queued_ahead_is_forgotten_if_another_is_asked_for():
             if step % 13 == 6:
                 tokens = [8, 9]
             if step % 11 == 5:
-                decoder.truncate(len(decoder.texts[0]) - 2, 0)
+                decoder.truncate(len(decoder.held_ids[0]) - 2, 0)
             if step % 7 == 5:
-                decoder.copy(0, 2, len(decoder.texts[0]) - 1)
-                decoder.copy(2, 1, min(map(len, decoder.texts[1:])))
-            draws = [ne.Draw(1.0, 0, 1.0, 0.0, 0.3 if step % 10 == 8 else 0.7)] * 2
+                decoder.copy(0, 2, len(decoder.held_ids[0]) - 1)
+                decoder.copy(2, 1, min(map(len, decoder.held_ids[1:])))
+            draws = [ne.SampleRequest(1.0, 0, 1.0, 0.0, 0.3 if step % 10 == 8 else 0.7)] * 2
             parts = [ne.Part(slot, [token]) for slot, token in zip(slots, tokens)]
-            tokens = decoder.draw(parts, draws, later)
+            tokens = decoder.sample_on_device(parts, draws, later)
             found.append(tokens)
             if not later and step % 9 == 7:
                 decoder.guesses(1)
             if step % 15 == 12:
                 found.append(decoder.read([ne.Part(0, [5, 6], 2)]).tolist())
-        return found, decoder.texts
+        return found, decoder.held_ids
     assert steps(ahead, later) == steps(plain, [])
     assert any(kind.ahead for kind in ahead.steps.graphs)
     assert not any(kind.ahead for kind in plain.steps.graphs)
@@ -627,14 +627,14 @@ def test_a_step_that_was_queued_ahead_is_forgotten_if_another_is_asked_for():
 
 def test_a_token_without_a_likeliest_successor_is_an_error():
     """The embedding of one is NaN: when it is read, a step behind it is queued already."""
-    flat, draw = rounded_flat(ROWS), [ne.Draw(1.0, 0, 1.0, 0.0, 0.37)]
+    flat, draw = rounded_flat(ROWS), [ne.SampleRequest(1.0, 0, 1.0, 0.0, 0.37)]
     decoder = nc.Decoder(ROWS, flat, "bf16")
 
     def tokens(n):
         decoder.read([ne.Part(0, [1])])
         found = [2]
         for _ in range(n):
-            found += decoder.draw([ne.Part(0, found[-1:], 1)], draw, draw)
+            found += decoder.sample_on_device([ne.Part(0, found[-1:], 1)], draw, draw)
         return found
     found = tokens(20)
     i = next(i for i in range(5, 20) if found[i] not in [1, *found[:i]])

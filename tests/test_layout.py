@@ -144,6 +144,23 @@ def imports_in_functions(path):
             if name.startswith("nanoeuler_parts")}
 
 
+@pytest.mark.parametrize("path", [*(ROOT / name for name in PROGRAMS), *PARTS],
+                         ids=lambda path: module_of(path))
+def test_a_section_that_is_named_exists(path):
+    """`(13)` and `section 13` mean the own file's section, if no other program is named with it."""
+    text = re.sub(r"\n *#? *", " ", path.read_text(encoding="utf-8"))
+    own = path.name if path.name in PROGRAMS else ""
+    named = [(m[2] or m[3], m[1] or m[4] or own) for m in re.finditer(
+        r"(?:(nanoeuler|nanoeuler_cuda|bpe)\.py, )?"
+        r"(?:[sS]ection (\d+(?:\.\d)?)|(?<=[a-zA-Z`] )\((\d+(?:\.\d)?)\))"
+        r"(?: of (nanoeuler|nanoeuler_cuda|bpe)\.py)?", text)]
+    for number, program in named:
+        if program:
+            program = f"{program.removesuffix('.py')}.py"
+            sections = {n for n, _ in RULE.findall((ROOT / program).read_text(encoding="utf-8"))}
+            assert number in sections or f"{number}.1" in sections, (number, program)
+
+
 # ---- Part I of nanoeuler.py
 PART_ONE, PART_TWO = "# ======== Part I: the program ========", "# ======== Part II"
 # What Part I uses of nanoeuler_parts; where the folder is missing, the head of the file defines it
@@ -180,6 +197,45 @@ def test_part_one_uses_no_later_name_and_nothing_of_the_folder():
         known |= new
         used |= of_node
     assert OF_THE_FOLDER <= used             # the list names nothing else
+
+
+def test_part_two_says_what_it_replaces_and_gives_an_example():
+    """In each section before its first definition, or at the place that the example explains."""
+    source = (ROOT / "nanoeuler.py").read_text(encoding="utf-8")
+    part_one, part_two = source.split(PART_TWO)[:2]
+    part_two = part_two.split("# ======== Part III")[0]
+    sections = re.split(r"^# ==== (\d+) .* ====\n", part_two, flags=re.M)[1:]
+    assert len(sections) >= 2 * 7
+    in_part_one = {n for n, _ in RULE.findall(part_one)}
+    for number, text in zip(sections[::2], sections[1::2]):
+        head = re.match(r"(# .*\n|#\n)*", text).group()
+        replaced = re.search(r"^# This replaces (.*?[^.\d]\.)(\s|$)", head.replace("\n# ", " "))
+        if not replaced:                     # Muon: after the function that the embedding needs
+            replaced = re.search(r"# This replaces (.*?\.)\s", text)
+        assert replaced, f"section {number}: begin with the piece of Part I that it replaces"
+        numbers = re.findall(r"(?<![\d.])\d+(?:\.\d+)?", replaced[1])
+        assert numbers and {*numbers} <= in_part_one, (number, replaced[1])
+        assert "# Example" in text, f"section {number} has no example"
+
+
+def test_in_part_two_only_model_uses_later_names():
+    """It updates by Muon, and makes decoders: the next two sections."""
+    source = (ROOT / "nanoeuler.py").read_text(encoding="utf-8")
+    begin, end = source.index(PART_TWO), source.index("# ======== Part III")
+    known = {*dir(builtins), "__name__"}
+    for node in ast.walk(ast.parse(source[:begin])):
+        known |= bound_by(node)
+    part, later = ast.parse(source[begin:end]).body, {}
+    bound = {name for node in part for name in bound_by(node)}
+    for node in part:
+        if isinstance(node, ast.If):         # `if nanoeuler_parts:` imports
+            known |= {name for inner in ast.walk(node) for name in bound_by(inner)}
+        of_node = globals_of(symtable.symtable(ast.unparse(node), "nanoeuler.py", "exec"))
+        known |= bound_by(node)
+        if unknown := (of_node - known) & bound:
+            later[node.name] = unknown
+    assert later == {"Model": {"Decoder", "hyper_of_embedding", "muon", "muon_matrices",
+                               "muon_shapes"}}
 
 
 def bound_by(node):

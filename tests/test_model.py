@@ -233,7 +233,7 @@ def test_threads_change_no_bit(dtype):
         set_num_threads(n)
         model = ne.Model(BASE, random_flat(BASE, 10, dtype))
         results.append(gradient(model, tokens, targets, (7,)))
-        assert len(model.s.dnorm) == n        # scratch for as many threads
+        assert len(model.scratch.dnorm) == n        # scratch for as many threads
         flat, m, v = model.flat, np.zeros_like(model.flat), np.zeros_like(model.flat)
         hyper = ne.hyper_at(1, 1e-2, beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0)
         norm = ne.adamw(flat, model.g_flat, m, v, 100, hyper)
@@ -379,8 +379,10 @@ def test_the_parts_of_the_parameters():
     """What decays, what is packed and what is a gain, as the table has them."""
     cfg = replace(BASE, **EVERY_TENSOR)
     table, packed = full_table(cfg), ne.panel_shapes(cfg, np.float32, False)
-    assert [x.name for x in table if x.std is None] == list(ne.Params._fields[ne.VECTORS])
-    assert [x.name for x in table if x.std] == list(ne.Params._fields[ne.MATRICES])
+    roles = {x.name: x.role for x in table}
+    assert {name for name in roles if roles[name] != "matrix"} == {*ne.Params._fields[ne.VECTORS]}
+    assert {name for name in roles if roles[name] == "matrix"} == {*ne.Params._fields[ne.MATRICES]}
+    assert all((x.std > 0) == x.decays == (x.role == "matrix") for x in table)
     assert (*ne.Params._fields[ne.PACKED], "lm_head") == packed._fields
     assert set(ne.Params._fields[ne.VECTORS]) <= set(ne.Dacts._fields)
 
@@ -408,10 +410,12 @@ def test_init_is_random_of_the_stated_size_and_repeats():
     cfg = replace(ne.PRESETS["small"], **EVERY_TENSOR)
     table = full_table(cfg)
     p = ne.views(ne.init_params(cfg, 3), table)
-    for x, (name, _, std, *_) in zip(p, table, strict=True):
-        constant = 0 if name == "qkv_bias" else 1
-        assert np.all(x == constant) if std is None else abs(x.std() / std - 1) < 0.02, name
-        assert std is None or abs(x.mean()) < 5 * std / math.sqrt(x.size), name
+    for x, (name, _, role, std, *_) in zip(p, table, strict=True):
+        if role == "matrix":
+            assert abs(x.std() / std - 1) < 0.02, name
+            assert abs(x.mean()) < 5 * std / math.sqrt(x.size), name
+        else:
+            assert np.all(x == (0 if name == "qkv_bias" else 1)), name
     assert np.array_equal(ne.init_params(cfg, 3), ne.init_params(cfg, 3))
     assert not np.array_equal(ne.init_params(cfg, 3), ne.init_params(cfg, 4))
 
@@ -513,7 +517,7 @@ def test_memory_is_kept_for_the_largest_batch():
     for B, T in ((2, 17), (3, 5), (1, 1), (3, 17)):
         model.prepare(B, T)
         assert [x.ctypes.data for x in model.a] == held
-        assert all(x.flags.c_contiguous for group in (model.a, model.d, model.s) for x in group)
+        assert all(x.flags.c_contiguous for x in (*model.a, *model.d, *model.scratch))
         assert model.a.x.shape[:3] == (B, 2 * BASE.n_layer + 1, T)
     model.prepare(4, 17)                     # more sequences than ever
     assert model.a.x.shape[:3] == (4, 2 * BASE.n_layer + 1, 17)      # perhaps where it was before

@@ -12,7 +12,7 @@ import textwrap
 
 import numpy as np
 import pytest
-from helpers import ROOT, TINY, complains, drawn, kept, ok
+from helpers import ROOT, TINY, complains, constants, drawn, kept, ok
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numba import njit
@@ -397,13 +397,13 @@ def attention_case(dtype, T, heads, D, seed, scale=1.0, window=1 << 20):
     w, o, lse = tile_width(dtype), np.empty((T, H * D), dtype), np.empty((H, T), dtype)
     scores, dscores = np.full((ne.BR, T), np.nan, dtype), np.full((ne.BR, T), np.nan, dtype)
     kt, vt = (np.full((-(-T // w), D, w), np.nan, dtype) for _ in "kv")
-    s = scratch(scores=scores, dscores=dscores, kt=kt, vt=vt)
+    s, c = scratch(scores=scores, dscores=dscores, kt=kt, vt=vt), constants(dtype, H, G, D, window)
     for heads in cut(H, seed):
-        ne.blocked_attention_forward(o, lse, qkv, D, window, *heads, s)
+        ne.blocked_attention_forward(o, lse, qkv, c, *heads, s)
     dqkv = ne.aligned(qkv.shape, dtype)      # a base of `tile`, as qkv and do are its operands
     dqkv[:] = np.nan
     for heads in cut(G, seed):
-        ne.blocked_attention_backward(dqkv, do, o, lse, qkv, D, window, *heads, s)
+        ne.blocked_attention_backward(dqkv, do, o, lse, qkv, c, *heads, s)
     exact, do = qkv.astype(np.float64), do.astype(np.float64)
     want = naive.attention_backward(do, exact, H, G, D, window)
     limits = attention_limits(do, exact, H, G, D, u(dtype), window)
@@ -505,7 +505,7 @@ def test_attention_is_causal(dtype):
         rows = qkv.copy()
         rows[40:] += dtype(change)
         o, lse = np.empty((T, H * D), dtype), np.empty((H, T), dtype)
-        ne.blocked_attention_forward(o, lse, rows, D, T, 0, H, scratch(
+        ne.blocked_attention_forward(o, lse, rows, constants(dtype, H, 1, D, T), 0, H, scratch(
             scores=np.zeros((ne.BR, T), dtype), kt=np.zeros((-(-T // w), D, w), dtype)))
         outs.append(o)
     assert np.array_equal(outs[0][:40], outs[1][:40])
@@ -518,7 +518,7 @@ def test_attention_passes_nan_on(dtype):
     qkv[35, 3] = np.nan
     o, lse = np.zeros((40, 16), dtype), np.zeros((2, 40), dtype)
     w = tile_width(dtype)
-    ne.blocked_attention_forward(o, lse, qkv, 8, 40, 0, 2, scratch(
+    ne.blocked_attention_forward(o, lse, qkv, constants(dtype, 2, 1, 8, 40), 0, 2, scratch(
         scores=np.zeros((ne.BR, 40), dtype), kt=np.zeros((-(-40 // w), 8, w), dtype)))
     assert np.isnan(o[35]).any() and not np.isnan(o[:35]).any()
 
@@ -600,7 +600,7 @@ def test_product_of_rows(dtype, weights, R, N, K, add, seed):
     x, y = ne.aligned((R, K), dtype), ne.aligned((R, N), dtype)
     x[:], y[:] = normal((R, K), seed + 2, dtype), start
     [panels], [scales] = ne.in_panels(w[None], weights)
-    exact, scale = (part.astype(np.float64) for part in ne.stored(w, weights))
+    exact, scale = (part.astype(np.float64) for part in ne.converted(w, weights))
     exact *= scale[:, None]
     want = add * start + x @ exact.T
     size = add * np.abs(start) + np.abs(x) @ np.abs(exact).T

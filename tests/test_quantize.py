@@ -67,7 +67,7 @@ def test_a_decoder_with_int8_finds_what_was_stored(size):
     rng = np.random.default_rng(3)
     w = (size * rng.standard_normal((3000, 48))).astype(np.float32)
     q, scale = in_int8(w)
-    again, scale_again = ne.stored(from_int8("w", q, scale), "int8")
+    again, scale_again = ne.converted(from_int8("w", q, scale), "int8")
     assert np.array_equal(again, q)
     if size > 1e-30:
         assert np.array_equal(scale_again, scale[:, 0])

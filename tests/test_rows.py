@@ -77,7 +77,7 @@ def test_slots_of_mixed_lengths():
                   if cut])
     order, wanted = [2, 0, 3, 1], [1, 2, 0, 5]
     got = decoder.read([ne.Part(i, texts[i][cuts[i]:], n) for i, n in zip(order, wanted)])
-    assert decoder.texts == texts
+    assert decoder.held_ids == texts
     want = [model.logits(np.array([texts[i]], np.int32))[0, 0, len(texts[i]) - n:].copy()
             for i, n in zip(order, wanted)]
     assert np.abs(got - np.concatenate(want)).max() <= 1e-11
@@ -92,7 +92,7 @@ def test_a_slot_that_slides_in_the_middle_of_a_part(T, sizes):
     alone, many = ne.Decoder(cfg, flat), ne.Decoder(cfg, flat, slots=2)
     want = np.array([alone.step(i).copy() for i in ids])
     assert np.array_equal(all_logits(many, ids, sizes, slot=1), want)
-    assert many.texts == [[], alone.tokens]
+    assert many.held_ids == [[], alone.tokens]
     last = ne.Decoder(cfg, flat).read([ne.Part(0, ids, 1)])
     assert np.array_equal(last[0], want[-1])
 
@@ -167,7 +167,7 @@ def test_products_in_integers(R, K):
     assert np.array_equal(same, units) and np.array_equal(units * row_scale, x)
     w = rng.standard_normal((N, K)).astype(np.float32)
     panels, scales = ne.in_panels(w[None], "int8", quads=True)
-    q, scale = ne.stored(w, "int8")
+    q, scale = ne.converted(w, "int8")
     want = (units @ q.T.astype(np.int64)) * np.float64(row_scale) * scale
     for base in (0.0, 1.0):
         y = np.full((R, N), base, np.float32)
@@ -183,10 +183,10 @@ def test_bits_do_not_depend_on_the_neighbours(weights, monkeypatch):
     texts = [tokens_of(LONG, 40, seed=i).tolist() for i in range(13)]
     want = [all_logits(decoder_of(weights, flat, monkeypatch), text, [40]) for text in texts]
     batch, rng = decoder_of(weights, flat, monkeypatch, slots=13), np.random.default_rng(1)
-    while unfinished := [i for i in range(13) if len(batch.texts[i]) < 40]:
+    while unfinished := [i for i in range(13) if len(batch.held_ids[i]) < 40]:
         parts, expected = [], []
         for i in rng.permutation(unfinished)[:rng.integers(1, 14)]:
-            t, n = len(batch.texts[i]), int(rng.choice([1, 1, 1, 4, 11]))
+            t, n = len(batch.held_ids[i]), int(rng.choice([1, 1, 1, 4, 11]))
             ids = texts[i][t:t + n]
             parts.append(ne.Part(int(i), ids, len(ids)))
             expected.append(want[i][t:t + n])
@@ -210,7 +210,7 @@ def test_slots_of_the_same_weights():
     flat = random_flat(LONG, 2, np.float32, 0.1)
     one = ne.Decoder(LONG, flat, "int8")
     many = one.with_slots(3, 50)
-    assert many.weights is one.weights and many.length == 50 and len(many.texts) == 3
+    assert many.weights is one.weights and many.length == 50 and len(many.held_ids) == 3
     assert np.array_equal(one.step(5).copy(), many.read([ne.Part(2, [5])])[0])
 
 
@@ -240,4 +240,4 @@ def test_rows_that_there_cannot_be(parts, words):
     decoder = ne.Decoder(TINY, random_flat(TINY, 2, np.float32), slots=2)
     with pytest.raises(ne.UserError, match=words):
         decoder.read([ne.Part(*part) for part in parts])
-    assert decoder.texts == [[], []]
+    assert decoder.held_ids == [[], []]

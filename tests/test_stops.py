@@ -25,7 +25,7 @@ EMPTY = "<think>\n\n</think>\n\n"
 def test_each_of_several_tokens_ends_a_reply(end):
     class Likes5:
         """A reader whose most probable token is always 5"""
-        texts, length, heads, rows_are_cheap, draws = [[]], 100, 0, False, False
+        held_ids, length, heads, rows_are_cheap, samples_itself = [[]], 100, 0, False, False
 
         def read(self, parts):
             return np.eye(TINY.vocab_size, dtype=np.float32)[[5] * sum(x.wanted for x in parts)]

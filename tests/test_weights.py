@@ -24,7 +24,7 @@ def test_stored_weights_are_the_rounded_ones(weights, tied, tokenizer, monkeypat
     rounded = flat.copy()
     p = ne.views(rounded, ne.param_table(cfg))
     for x in p[ne.MATRICES]:
-        w, scale = ne.stored(x.copy(), weights)
+        w, scale = ne.converted(x.copy(), weights)
         assert w.dtype == {"f32": np.float32, "bf16": np.uint16, "int8": np.int8}[weights]
         x[...] = (from_bf16(w) if weights == "bf16" else w.astype(np.float32)) * scale[..., None]
     assert np.array_equal(flat, rounded) == (weights == "f32")
@@ -38,14 +38,14 @@ def test_stored_weights_are_the_rounded_ones(weights, tied, tokenizer, monkeypat
 
 def test_rounding_is_to_the_nearest():
     x = np.random.default_rng(1).standard_normal((50, 40)).astype(np.float32)
-    w, _ = ne.stored(x, "bf16")
+    w, _ = ne.converted(x, "bf16")
     assert np.all(np.abs(from_bf16(w) - x) <= np.abs(x) * 2.0 ** -8)
     torch = needs("torch")
     assert np.array_equal(from_bf16(w), torch.tensor(x).bfloat16().float().numpy())
-    w, scale = ne.stored(x, "int8")
+    w, scale = ne.converted(x, "int8")
     assert np.all(np.abs(w * scale[:, None] - x) <= 0.5001 * scale[:, None])
     assert np.all(np.abs(w).max(1) == 127)
-    assert not ne.stored(np.zeros((2, 3), np.float32), "int8")[0].any()
+    assert not ne.converted(np.zeros((2, 3), np.float32), "int8")[0].any()
 
 
 @pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="one core")

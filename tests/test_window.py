@@ -62,8 +62,8 @@ def test_several_slots_in_one_step(flat, want):
         decoder.read([ne.Part(slot, IDS[:n].tolist(), 0)])
     for n in (1, 40, 3):
         got = decoder.read([ne.Part(s, IDS[len(text):len(text) + n].tolist(), 1)
-                            for s, text in enumerate(decoder.texts)])
-        close(got, want[[len(text) - 1 for text in decoder.texts]])
+                            for s, text in enumerate(decoder.held_ids)])
+        close(got, want[[len(text) - 1 for text in decoder.held_ids]])
 
 
 @pytest.mark.parametrize("n", [1, 4, 5, 6, 200, 260, 261, 262, 400, 640])
@@ -97,7 +97,7 @@ def test_a_slot_copies_what_the_ring_holds(n, kept, found, flat, want):
     decoder = decoder_at(flat, n, slots=2)
     decoder.read([ne.Part(1, IDS[300:600].tolist(), 0)])     # other keys, that must not stay
     assert decoder.copy(0, 1, kept) == found
-    assert decoder.texts == [IDS[:n].tolist(), IDS[:found].tolist()]
+    assert decoder.held_ids == [IDS[:n].tolist(), IDS[:found].tolist()]
     close(decoder.read([ne.Part(1, IDS[found:kept + 3].tolist(), 3)]), want[kept:kept + 3])
     close(decoder.read([ne.Part(0, IDS[n:n + 3].tolist(), 3)]), want[n:n + 3])
 

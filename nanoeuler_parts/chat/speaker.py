@@ -60,12 +60,16 @@ class Speaker:
     def system(self, text):
         need(self.answers, "expected a chat model: a base model continues a text, and has no "
              "messages; use a chat model")
-        prompts = [[("system", content), ("user", "Hello")] for content in (text, f"{text} Go.")]
-        ids = [chat_ids(self.template, x, self.asked_state, self.tokenizer)
-               for x in prompts if text]
-        need(not text or ids[0] != ids[1], "the model's chat template leaves out system messages; "
-             "put the text into a question")
+        need(not text or self.template_reads_system(text), "the model's chat template leaves out "
+             "system messages; put the text into a question")
         self._system = [("system", text)] if text else []
+
+    def template_reads_system(self, text):
+        """Does a prompt change with its system message?  Some templates leave it out."""
+        first, second = (chat_ids(self.template, [("system", content), ("user", "Hello")],
+                                  self.asked_state, self.tokenizer)
+                         for content in (text, f"{text} Go."))
+        return first != second
 
     @property
     def messages(self):

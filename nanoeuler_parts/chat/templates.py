@@ -103,6 +103,18 @@ def ends_of(state, tokenizer):
     found = (tokenizer.specials.get(name) for name in (state.eos, *state.stops))
     return tuple(k for k in found if k is not None)
 
+class IdsOfPieces:
+    """The ids of a text that arrives in pieces.  A word may span two of them, so the characters are
+    encoded only when a token follows, or the end."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.ids, self.text = tokenizer, [], ""      # text: not encoded yet
+
+    def add_tokens(self, ids):
+        encode = self.tokenizer.encode_after if self.ids else self.tokenizer.encode
+        self.ids += [*encode(self.text).tolist(), *ids]
+        self.text = ""
+
 def chat_ids(template, messages, state, tokenizer, sampled=None):
     """The ids of a conversation, up to the place where the next answer begins.  The messages are
     checked here, so that no caller can forget it.
@@ -112,22 +124,19 @@ def chat_ids(template, messages, state, tokenizer, sampled=None):
     if pieces is None:
         from nanoeuler_parts.chat.jinja import third_party_pieces
         pieces = third_party_pieces(template, messages, state, tokenizer)
-    ids, text = [], ""                       # text: not encoded yet, as words may span pieces
+    found = IdsOfPieces(tokenizer)
     for piece, speaker in pieces:
         for part in [piece] if speaker else re.split(f"({special_names(tokenizer)})", piece):
             if speaker == "assistant" and sampled and part in sampled:
-                new = sampled[part]
+                found.add_tokens(sampled[part])
             elif not speaker and part in tokenizer.specials:
-                new = [tokenizer.specials[part]]
+                found.add_tokens([tokenizer.specials[part]])
             else:
-                text += part
-                continue
-            encode = tokenizer.encode_after if ids else tokenizer.encode
-            ids += [*encode(text).tolist(), *new]
-            text = ""
-    ids += (tokenizer.encode_after if ids else tokenizer.encode)(text).tolist()
-    need(ids, f"the model's chat template turns the messages into an empty text; {OTHER_TEMPLATE}")
-    return ids
+                found.text += part
+    found.add_tokens([])
+    need(found.ids, f"the model's chat template turns the messages into an empty text; "
+         f"{OTHER_TEMPLATE}")
+    return found.ids
 
 def rewind_to(decoder, ids):
     """Truncates the KV cache of slot 0 to the tokens that it shares with the start of ids.

@@ -6,7 +6,7 @@ This is the naming of the compressed-tensors format.  Gains stay float32; moment
 import numpy as np
 
 from bpe import UserError
-from nanoeuler import stored
+from nanoeuler import converted
 from nanoeuler_parts.checkpoint.tensors import tensor_shapes
 from nanoeuler_parts.files.safetensors import DTYPES
 from nanoeuler_parts.machine.numbers import to_bf16
@@ -15,10 +15,10 @@ from nanoeuler_parts.machine.numbers import to_bf16
 # `quantize` stores each matrix as int8, with one float32 scale per row in the tensor NAME_scale.
 # This is the naming of the compressed-tensors format.  Gains stay float32; moments are not stored.
 def in_int8(w):
-    """(q (N, K) int8, scale (N, 1) float32) with scale * q ~ w (N, K), rounded as in `stored`
+    """(q (N, K) int8, scale (N, 1) float32) with scale * q ~ w (N, K), rounded as in `converted`
     The scale uses 17 of the 24 significant bits of a float32 and q needs 7, so scale * q is exact.
     A decoder with int8 weights rounds scale * q again, and finds the same q and scale."""
-    _, scale = stored(w, "int8")
+    _, scale = converted(w, "int8")
     scale = (scale.view(np.uint32) & ~np.uint32(127)).view(np.float32)[:, None]
     return np.rint(w / scale).astype(np.int8), scale
 

@@ -1,6 +1,6 @@
 """bfloat16 and int8: conversion, rounding, and packing into panels.
 
-Section 3 of nanoeuler.py lists these functions, and its kernels call them.
+Section 12 of nanoeuler.py lists these functions, and its kernels call them.
 """
 import math
 

@@ -207,7 +207,7 @@ class Engine:
                 set_num_threads(self.threads)            # Numba's setting is per thread
             with self.turns:
                 self.reader = self.make()
-            self.free = list(range(len(self.reader.texts)))
+            self.free = list(range(len(self.reader.held_ids)))
             self.used = dict.fromkeys(self.free, -1)
             self.ready.set_result(self.reader)
         except BaseException as e:
@@ -325,9 +325,9 @@ class Engine:
         victims = [a for a in self.active.values() if running[a.client] > 1 and not a.scored]
         self.kept_waiting = self.kept_waiting + 1 if waits and victims else 0
         if self.kept_waiting > PATIENCE:
-            texts = self.reader.texts
-            answer = min(victims, key=lambda a: (-running[a.client], len(texts[a.reply.slot])))
-            answer.reply.pending[:0] = texts[answer.reply.slot]
+            held = self.reader.held_ids
+            answer = min(victims, key=lambda a: (-running[a.client], len(held[a.reply.slot])))
+            answer.reply.pending[:0] = held[answer.reply.slot]
             answer.reply.drafts = []
             self.release(answer.reply.slot)
             with self.changed:
@@ -389,7 +389,7 @@ class Engine:
             n = 0
             if self.owners.get(slot) != owner:
                 return n
-            for known, token in zip(self.reader.texts[slot], ids[:-1]):
+            for known, token in zip(self.reader.held_ids[slot], ids[:-1]):
                 if known != token:
                     break
                 n += 1
@@ -453,9 +453,9 @@ class Engine:
         offered, accepted = sum(self.pace.offered), sum(self.pace.accepted)
         also = [ne.Part(a.reply.slot, a.reply.pending[:n], 0) for a, n in unread.items()]
         if answers:
-            drawn = ne.next_tokens(self.reader, [a.reply for a in answers], self.pace, also)
+            sampled = ne.next_tokens(self.reader, [a.reply for a in answers], self.pace, also)
         else:
-            drawn = []
+            sampled = []
             self.reader.read(also)
         for answer, n in unread.items():
             del answer.reply.pending[:n]
@@ -463,7 +463,7 @@ class Engine:
         self.stats.count("drafts_offered", sum(self.pace.offered) - offered)
         self.stats.count("drafts_accepted", sum(self.pace.accepted) - accepted)
         now = time.perf_counter()
-        for answer, tokens, drafted in zip(answers, drawn, drafts):
+        for answer, tokens, drafted in zip(answers, sampled, drafts):
             if not answer.first:
                 answer.first = now
                 self.stats.observe("first", now - answer.arrived)

@@ -707,9 +707,9 @@ def take_kernel(hopper):
 # the host's random number.  So one seed gives the same tokens on the CPU and here, as long as the
 # logits agree.  The odds of a token are e^((z - max z) / temperature): its probability divided by
 # that of the most probable token.
-DRAW_FIELDS = len(ne.Draw._fields)
+DRAW_FIELDS = len(ne.SampleRequest._fields)
 TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM = map(
-    ne.Draw._fields.index, ("temperature", "top_k", "top_p", "min_p", "uniform"))
+    ne.SampleRequest._fields.index, ("temperature", "top_k", "top_p", "min_p", "uniform"))
 
 @inlined
 def sort_key(z):
@@ -770,7 +770,7 @@ def prefix_sums(x):
 @inlined
 def sample_one(token, z, odds, V, top_token, draw):
     """token[0] = a token sampled from the logits z[:V] by a block.
-    odds: scratch memory for V numbers; top_token: argmax z; draw: a Draw"""
+    odds: scratch memory for V numbers; top_token: argmax z; draw: a SampleRequest"""
     t, largest, total = cuda.threadIdx.x, z[top_token], f64(0)
     for i in range(t, V, 256):
         odds[i] = math.exp((f64(z[i]) - f64(largest)) / max(draw[TEMPERATURE], 1e-99))
@@ -817,7 +817,7 @@ def choose_kernel(hopper):
     @cuda_kernel
     def choose(ids, latest, odds, out, draws, rows, V):
         """ids[ring, line] = the token that nanoeuler.sample would return for out[line, :V] and the
-        Draw draws[ring, line], or -1 if the largest logit is not finite.
+        SampleRequest draws[ring, line], or -1 if the largest logit is not finite.
         grid lines, 256 threads
         ids (2, MOST_ROWS) int32, draws (2, MOST_ROWS, DRAW_FIELDS) float64: in the host's memory
         latest (AT_ONCE,) int32: a copy of the ids for `advance_kernel`

@@ -35,13 +35,13 @@ def add_copy_slot_tests(ops):
         ops.add(copy_slot_test, [cache], [1, 0, n], [copied], "copy_slot", ("f32",))
 
 def add_choose_tests(ops):
-    """Samples with all kinds of Draws from logits with many equal values, with only equal values,
-    and with one value that is not finite."""
+    """Samples with all kinds of SampleRequests from logits with many equal values, with only equal
+    values, and with one value that is not finite."""
     for V in 1, 61, 4099:
         z, rng = ops.normal(64, V + 8), ops.rng
         z[1] = 0
         z[2, V // 2], z[3, V - 1] = np.nan, np.inf
-        draws = [ne.Draw(*map(float, (
+        draws = [ne.SampleRequest(*map(float, (
             rng.choice([0, 0.5, 1, 30]), rng.choice([0, 1, 7, V]), rng.choice([0, 0.3, 0.9, 1]),
             rng.choice([0, 0, 0.2]), rng.random()))) for _ in z]
         expected = np.array([-1.0 if not np.isfinite(line).all() else ne.sample(

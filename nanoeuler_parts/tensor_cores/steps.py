@@ -8,7 +8,7 @@ The data of one step:
 
     host                    pinned host memory            device
     tokens, positions  -->  staged                 -->    rows, the table of the step
-    Draws              -->  draws (mapped)         -->    choose reads them itself
+    SampleRequests     -->  draws (mapped)         -->    choose reads them itself
                                                           take, qkv, .., logits, choose
     sampled tokens     <--  chosen (mapped)        <--    choose writes them itself
     logits, rows of x  <--  pinned                 <--    out, only if no tokens are sampled
@@ -199,7 +199,7 @@ class RowSteps:
         self.rows = to_device(np.zeros((5, AT_ONCE), np.int32))
         # one table per AT_ONCE rows of a step
         self.staged = cuda.pinned_array((ne.MOST_ROWS // AT_ONCE, 5, AT_ONCE), np.int32)
-        # Draws and sampled tokens, for two steps: the running one, and one that is queued after it
+        # SampleRequests and sampled tokens, for two steps: the running one, and one queued after it
         self.draws = cuda.mapped_array((2, ne.MOST_ROWS, DRAW_FIELDS), np.float64)
         self.chosen = cuda.mapped_array((2, ne.MOST_ROWS), np.int32)
         self.done = [cuda.event(False) for _ in range(2)]
@@ -246,9 +246,9 @@ class RowSteps:
 
     def draw(self, tokens, slots, positions, wanted, draws, later=()):
         """Runs a step and returns token ids, sampled from the logits of the `wanted` rows.
-        draws: one Draw per wanted row
-        later: the Draws of the tokens after these, if the next call will probably continue all of
-        these texts; otherwise empty"""
+        draws: one SampleRequest per wanted row
+        later: the SampleRequests of the tokens after these, if the next call will probably continue
+        all of these texts; otherwise empty"""
         request = StepRequest(tokens, slots, positions, draws, 0)
         if self.ahead and self.ahead[:4] == request[:4]:
             request = self.ahead             # its step is running, or done
@@ -340,7 +340,7 @@ class RowSteps:
         graph(functools.partial(self.queue, kind))
 
     def stage_draws(self, request):
-        """Writes the request's Draws to mapped memory, where `choose` reads them."""
+        """Writes the SampleRequests of the step to mapped memory, where `choose` reads them."""
         numbers = itertools.chain.from_iterable(request.draws)
         struct.pack_into(f"{DRAW_FIELDS * len(request.draws)}d", self.draws[request.ring], 0,
                          *numbers)
@@ -546,7 +546,7 @@ def copy_slot_kernel(cache, source, slot, n):
 
 class RowsDecoder(Decoder):
     """A decoder that runs its steps by RowSteps, with bfloat16 matrices"""
-    rows_are_cheap = draws = True
+    rows_are_cheap = samples_itself = True
     fastest = "bf16"
 
     def begin(self, cfg, slots, length):
@@ -555,7 +555,7 @@ class RowsDecoder(Decoder):
         self.unread = set()                  # slots with texts that are not in the cache yet
 
     def allocate(self):
-        self.steps = RowSteps(self.cfg, self.weights, len(self.texts), self.length)
+        self.steps = RowSteps(self.cfg, self.weights, len(self.held_ids), self.length)
 
     def copy(self, source, slot, n):
         if source in self.unread:
@@ -563,7 +563,7 @@ class RowsDecoder(Decoder):
         else:
             self.unread.discard(slot)
             self.steps.copy(source, slot, n)
-        self.texts[slot] = self.texts[source][:n]
+        self.held_ids[slot] = self.held_ids[source][:n]
         return n
 
     def read(self, parts):
@@ -576,35 +576,35 @@ class RowsDecoder(Decoder):
             return super().read(parts)
         logits, self.final = self.steps.compute(*found)
         for token, slot in zip(*found[:2]):
-            self.texts[slot].append(token)
+            self.held_ids[slot].append(token)
         return logits
 
-    def draw(self, parts, draws, later=()):
+    def sample_on_device(self, parts, requests, later=()):
         """See `Reader`.  Returns None unless all parts append to texts in the cache
         (`plain_rows`)."""
         parts = [*parts]
         found = self.plain_rows(parts)
         if not found:
             return None
-        drawn = self.steps.draw(*found, draws, later)
+        sampled = self.steps.draw(*found, requests, later)
         self.final = None                    # it stays on the device
-        if min(drawn) < 0:                   # the largest logit is not finite: `sample` raises
+        if min(sampled) < 0:                   # the largest logit is not finite: `sample` raises
             logits, _ = self.steps.compute(*found)
-            ne.sample(logits[drawn.index(-1)], None, Sampling(temperature=0))
+            ne.sample(logits[sampled.index(-1)], None, Sampling(temperature=0))
         for token, slot in zip(*found[:2]):
-            self.texts[slot].append(token)
-        return drawn
+            self.held_ids[slot].append(token)
+        return sampled
 
     def plain_rows(self, parts):
         """Returns (tokens, slots, positions, wanted) of parts that append to texts in the cache, up
         to MOST_ROWS tokens in all, without overflowing a slot.  Returns None for other or faulty
         parts."""
         tokens, slots, positions, wanted = [], [], [], []
-        texts, unread, length = self.texts, self.unread, self.length
+        held, unread, length = self.held_ids, self.unread, self.length
         for slot, ids, n in parts:
-            if slot in unread or not 0 <= slot < len(texts):
+            if slot in unread or not 0 <= slot < len(held):
                 return None
-            start, count = len(texts[slot]), len(ids)
+            start, count = len(held[slot]), len(ids)
             if not (start and 0 < count <= length - start and 0 <= n <= count):
                 return None
             if count == n == 1:              # the usual case
@@ -632,7 +632,7 @@ class RowsDecoder(Decoder):
         found, rows = {}, []
         for i, (slot, start, ids, wanted) in enumerate(pieces):
             if slot in self.unread:
-                start, ids = 0, self.texts[slot][:start] + ids
+                start, ids = 0, self.held_ids[slot][:start] + ids
             if start or wanted and len(ids) <= BY_ROWS:
                 rows.append((i, (slot, start, ids, wanted)))
                 continue
@@ -642,7 +642,7 @@ class RowsDecoder(Decoder):
                 found[i] = self.steps.read_prompt(slot, ids, wanted)
             else:
                 self.unread.add(slot)
-            self.texts[slot] = list(ids)
+            self.held_ids[slot] = list(ids)
         if rows:
             for _, (slot, start, *_) in rows:
                 self.truncate(start, slot)
