@@ -664,7 +664,7 @@ def test_some_seconds_of_64_clients_half_of_whom_leave(seconds, file, tmp_path):
     ("completions", {"prompt": "a", "stream": 1}, "stream"),
     ("completions", {"prompt": "a", "stream_options": {"include_usage": True}}, "needs stream"),
     ("completions", {"prompt": "a", "best_of": 3}, "best_of is not supported"),
-    ("responses", {"input": "a", "include": "usage"}, "include is \"usage\", expected a list"),
+    ("responses", {"input": "a", "include": "usage"}, "include is 'usage', expected a list"),
     ("responses", {"input": "a", "include": ["usage"]}, "expected a list of message.output_text"),
     ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "think": False,
                           "chat_template_kwargs": {"enable_thinking": True}},

@@ -624,7 +624,7 @@ class RowsDecoder(Decoder):
         return None
 
     def read_pieces(self, pieces):
-        """Reads pieces (slot, start, ids, wanted), and returns the requested logits in their order.
+        """Reads Pieces, and returns the requested logits in their order.
 
         The beginning of a slot waits until logits of it are requested.  Then it is read as a whole:
         by rows, or as a prompt if it has more than BY_ROWS tokens.  So its bits do not depend on
@@ -634,7 +634,7 @@ class RowsDecoder(Decoder):
             if slot in self.unread:
                 start, ids = 0, self.held_ids[slot][:start] + ids
             if start or wanted and len(ids) <= BY_ROWS:
-                rows.append((i, (slot, start, ids, wanted)))
+                rows.append((i, ne.Piece(slot, start, ids, wanted)))
                 continue
             self.truncate(0, slot)           # if reading fails, the slot is empty
             self.unread.discard(slot)
