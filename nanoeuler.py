@@ -61,14 +61,22 @@ Names   In the model: p parameters, g their gradients, a activations, d gradient
         c constants.  In an op: dx is the gradient of the loss with respect to x.
 Types   Functions take their dtype from their arguments: float32, or float64 for gradient checks.
 """
-# From here to Part I, the file prepares Python and Numba.  To read the program, go to Part I.  All
-# that it takes from here:
+# From here to Part I, the file prepares Python and Numba.  To read the program, go to Part I, which
+# takes these names from here, and the modules:
 #     jit, jit_parallel             compile a function to machine code, as numba.njit does
+#     prange                        a range whose rounds run on all cores
+#     overload                      gives a function another body in compiled code
 #     value(x), rounded(x, like)    are x, unless numbers are stored in bfloat16 (12)
+#     larger(x, y)                  the larger one, or NaN if one of them is NaN
 #     need(ok, message)             raises a UserError, which ends the program, unless ok
+#     need_setting(ok, name, text)  the same for a setting, whose name begins the message
+#     Settings, setting(...)        a dataclass of settings with their ranges, and one such field
 #     reading(source, remedy)       turns errors of a `with` block into UserErrors that name both
+#     printable(text)               the text without control characters
+#     TILE_BYTES                    bytes that products in tiles read past the end of an array
 import argparse
 import codecs
+import contextlib
 import hashlib
 import itertools
 import json
@@ -81,8 +89,9 @@ from collections import namedtuple
 from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
-# As a program, this file imports itself as the module `nanoeuler` and calls its `main`, because
-# Numba's cache knows a named tuple by its module: this must not be called __main__.
+# As a program, this file imports itself as the module `nanoeuler` and calls its `main`.  Numba's
+# cache stores a named tuple with the name of its module, which must therefore always be nanoeuler,
+# never __main__.
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))   # first, even under python -P
     try:
@@ -106,8 +115,8 @@ if __name__ == "__main__":
 
 __version__ = "0.1.0"                        # pip reads the version from this line
 
-# A waiting thread of OpenMP spins for 10,000 rounds, so that it is still awake for the next product
-# of the same token.  Then it gives up its core.
+# A waiting thread of OpenMP spins for 10,000 rounds before it sleeps, because the next product of
+# the same token usually comes sooner.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
@@ -179,10 +188,9 @@ else:                                        # simple versions of these, if the 
         """A field with its default.  low, high: the range of its value.  text: what it means"""
         return field(default=default, metadata={"help": text})
 
-    def need_setting(ok, message):
-        """Like `need`.  `message` is a function, to which a function gives each setting's name as
-        the user writes it."""
-        need(ok, message(str))
+    def need_setting(ok, name, text):
+        """Like `need`.  That of the folder spells the name as the user typed it, as a flag."""
+        need(ok, f"{name}: {re.sub('[{}]', '', text)}")
 
 # ======== Part I: the program ========
 
@@ -231,11 +239,10 @@ class Config(Settings):
             need(self.rope_low < self.rope_high and self.rope_theta > 1,
                  f"rope_scaling {self.rope_scaling}: expected rope_low < rope_high and rope_theta "
                  f"> 1, found {self.rope_low:g}, {self.rope_high:g}, {self.rope_theta:g}")
-        need_setting(self.n_head % self.n_kv_head == 0, lambda spell:
-                     f"{spell('n_head')}: expected a multiple of {spell('n_kv_head')}, "
-                     f"{self.n_kv_head}, found {self.n_head}")
-        need_setting(self.head_dim % 2 == 0, lambda spell:
-                     f"{spell('head_dim')}: expected an even number, found {self.head_dim}")
+        need_setting(self.n_head % self.n_kv_head == 0, "n_head", f"expected a multiple of "
+                     f"{{n_kv_head}}, {self.n_kv_head}, found {self.n_head}")
+        need_setting(self.head_dim % 2 == 0, "head_dim",
+                     f"expected an even number, found {self.head_dim}")
         return self
 
 # The sizes of a model by their letters, with HD = H * D and QKV = (H + 2 G) * D
@@ -263,13 +270,11 @@ PRESETS = {
 class Tensor(NamedTuple):
     """A learned tensor: a row of the table"""
     name: str                # field of Params
-    shape: tuple             # with the axis of layers or output heads, if `each` names one
+    shape: tuple             # with the axis of layers or output heads, if `axis` names one
     role: str                # "matrix", "gain" or "bias": how it starts, and whether it decays
     std: float               # initial standard deviation of a matrix; gains start as ones, biases
                              # as zeros
-    each: str                # what the first axis counts: "layer", "head", or "" for neither
-    packed: bool             # into panels, for fast products (12)
-    optimizer: str           # in a run with Muon (16): muon, adamw, or adamw_embedding
+    axis: str                # what the first axis counts: "layer", "head", or "" for neither
     start: int = 0           # index of its first entry in the flat buffer
 
     @property
@@ -282,8 +287,8 @@ class Tensor(NamedTuple):
         return self.start + math.prod(self.shape)
 
 def param_table(cfg):
-    """Every Tensor of a model, in buffer order.  The order lets weight decay, and each optimizer,
-    act on one contiguous slice: matrices come first, and tensors of one optimizer are adjacent."""
+    """Every Tensor of a model, in buffer order.  Matrices come first, so that weight decay acts on
+    one slice.  The matrices of the layers, which Muon (16) updates, are adjacent, too."""
     size = dims_of(cfg)
     L, C, F, V, HD, QKV = size.L, size.C, size.F, size.V, size.HD, size.QKV
     biases = QKV if cfg.qkv_bias else 0      # 0: the tensor is absent
@@ -292,22 +297,22 @@ def param_table(cfg):
     std = 0.02 * math.sqrt(768 / C)          # 0.02 at C = 768, as in GPT-2
     out_std = std / math.sqrt(2 * L)         # the 2L outputs to the residual stream (GPT-2, 2.3)
     table = [
-        #       name         shape            role      std      each     packed optimizer
+        #       name         shape            role      std      axis
         # a row of wte is the vector of a token; the other matrices are the W of y = x W^T
-        Tensor("wte",        (V, C),          "matrix", std,     "",      False, "adamw_embedding"),
-        Tensor("qkv",        (L, QKV, C),     "matrix", std,     "layer", True,  "muon"),
-        Tensor("attn_proj",  (L, C, HD),      "matrix", out_std, "layer", True,  "muon"),
-        Tensor("gate_up",    (L, 2 * F, C),   "matrix", std,     "layer", True,  "muon"),
-        Tensor("down",       (L, C, F),       "matrix", out_std, "layer", True,  "muon"),
-        Tensor("lm_head",    (untied, V, C),  "matrix", std,     "head",  True,  "adamw"),
+        Tensor("wte",        (V, C),          "matrix", std,     ""),
+        Tensor("qkv",        (L, QKV, C),     "matrix", std,     "layer"),
+        Tensor("attn_proj",  (L, C, HD),      "matrix", out_std, "layer"),
+        Tensor("gate_up",    (L, 2 * F, C),   "matrix", std,     "layer"),
+        Tensor("down",       (L, C, F),       "matrix", out_std, "layer"),
+        Tensor("lm_head",    (untied, V, C),  "matrix", std,     "head"),
         # gains of the RMSNorms before attention, before SwiGLU, and before the output heads
-        Tensor("attn_norm",  (L, C),          "gain",   0.0,     "layer", False, "adamw"),
-        Tensor("mlp_norm",   (L, C),          "gain",   0.0,     "layer", False, "adamw"),
-        Tensor("final_norm", (C,),            "gain",   0.0,     "",      False, "adamw"),
+        Tensor("attn_norm",  (L, C),          "gain",   0.0,     "layer"),
+        Tensor("mlp_norm",   (L, C),          "gain",   0.0,     "layer"),
+        Tensor("final_norm", (C,),            "gain",   0.0,     ""),
         # of other models (4.8)
-        Tensor("qkv_bias",   (L, biases),     "bias",   0.0,     "layer", False, "adamw"),
-        Tensor("q_norm",     (L, normed),     "gain",   0.0,     "layer", False, "adamw"),
-        Tensor("k_norm",     (L, normed),     "gain",   0.0,     "layer", False, "adamw")]
+        Tensor("qkv_bias",   (L, biases),     "bias",   0.0,     "layer"),
+        Tensor("q_norm",     (L, normed),     "gain",   0.0,     "layer"),
+        Tensor("k_norm",     (L, normed),     "gain",   0.0,     "layer")]
     starts = itertools.accumulate((math.prod(x.shape) for x in table), initial=0)
     return [x._replace(start=start) for x, start in zip(table, starts)]
 
@@ -378,10 +383,10 @@ def act_shapes(cfg, T):
                 final_rstd=(T,),
                 logits=(size.P, T, size.V))
 
-# The gradients of activations.  d.x[i] is the gradient of the loss with respect to x[i].  It comes
-# from the next one on two ways, directly and through f_i: d.x[i] = d.x[i + 1] + J_i^T d.x[i + 1],
-# J_i = df_i/dx.  (This is the adjoint equation of the Euler steps.)  The other four are overwritten
-# in each layer.
+# The gradients of activations.  d.x[i] is the gradient of the loss with respect to x[i].  The loss
+# depends on x[i] along two paths, directly and through f_i, so two gradients are added:
+# d.x[i] = d.x[i + 1] + J_i^T d.x[i + 1], J_i = df_i/dx.  (This is the adjoint equation of the Euler
+# steps.)  The other four are scratch, which each layer overwrites.
 ActGrads = namedtuple("ActGrads", "x norm qkv att swiglu")
 
 def act_grad_shapes(cfg, T):
@@ -407,8 +412,8 @@ E0, E1, E2, E3, E4, E5 = map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.33
 LOG2E, LN2_HI, LN2_LO, EXP_MIN, EXP_MAX, ONE, HALF = map(np.float32, (
     1.4426950408889634, 0.693359375, -2.12194440e-4, -87.3, 88, 1, 0.5))
 
-# In compiled code, a call of exp runs `impl` below: the compiler calls _exp with the type of x, and
-# compiles the function that it returns.  The body of exp itself runs only in plain Python.
+# The body of exp runs only in plain Python.  For compiled code, Numba calls _exp with the type of x
+# and uses the function that it returns.
 def exp(x):
     """e^x: the polynomial for float32, libm for float64."""
     return math.exp(x)
@@ -485,8 +490,7 @@ def matmul_backward(dx, dw, dy, x, w):
 # to the same row of dwte.
 @jit
 def embedding_forward(x, tokens, wte):
-    """x[t] = wte[tokens[t]]     x (T, C), tokens (T,) int32, wte (V, C)
-    Explained in docs/tour/04_softmax.md"""
+    """x[t] = wte[tokens[t]]     x (T, C), tokens (T,) int32, wte (V, C)"""
     for t in range(x.shape[0]):
         row, entry = x[t], wte[tokens[t]]
         for c in range(row.size):
@@ -506,8 +510,7 @@ def embedding_backward(dwte, dx, tokens):
 @jit
 def rmsnorm_forward(y, rstd, x, gain, eps):
     """y = gain * x * rstd,   rstd = 1 / sqrt(mean_c(x^2) + eps)      Zhang & Sennrich 2019, eq. 4
-    out: y (T, C), rstd (T,) kept for backward     in: x (T, C), gain (C,)
-    Explained in docs/tour/05_rmsnorm.md"""
+    out: y (T, C), rstd (T,) kept for backward     in: x (T, C), gain (C,)"""
     T, C = x.shape
     for t in range(T):
         ss = 0.0             # float64: a long sum.  Each float32 term has a relative error <= 6e-8
@@ -521,9 +524,9 @@ def rmsnorm_forward(y, rstd, x, gain, eps):
 @jit
 def rmsnorm_backward(dx, dnext, dy, x, gain, rstd):
     """u = x * rstd:   dx = dnext + rstd * (gain*dy - u * mean_c(gain*dy*u))
-    dx, dnext, dy, x (T, C), gain (C,), rstd (T,).  x also bypasses the branch that begins with this
-    norm: dnext is the gradient that reaches x on that direct path, and the gradient through the
-    norm is added to it.  Derived in docs/tour/05_rmsnorm.md"""
+    dx, dnext, dy, x (T, C), gain (C,), rstd (T,).  x enters this norm, and is added again behind
+    the branch that begins here.  dnext is the gradient of that second use, to which the gradient
+    through the norm is added.  dx may be the same array as dnext."""
     T, C = x.shape
     for t in range(T):
         r, total = rstd[t], x.dtype.type(0)
@@ -590,8 +593,7 @@ def rope_table(cfg, dtype):
 def rope(qkv, cos, sin, n_heads, sign):
     """Rotates pair (i, i + D/2) of the first n_heads heads of row t by sign * angle[t, i], in place
     qkv (T, QKV), cos, sin (T, D / 2).  With n_heads = H + G, q and k are rotated and v is not.  The
-    backward pass rotates their gradients back, with sign = -1.
-    Explained in docs/tour/06_attention.md"""
+    backward pass rotates their gradients back, with sign = -1."""
     half = cos.shape[1]
     for t in range(qkv.shape[0]):
         row, cos_t, sin_t = qkv[t], cos[t], sin[t]
@@ -621,8 +623,7 @@ def attention_forward(o, lse, qkv, t0, H, G, D, window):
     of each head, for tokens t from t0 on      Vaswani et al. 2017, eq. 1; Ainslie et al. 2023
     (t0 > 0 if earlier tokens were computed before: section 6)
     out: o (T, HD), lse (H, T): log sum_j e^s[j], kept for backward
-    in: qkv (T, QKV): the queries of all heads, then the keys, then the values
-    Explained in docs/tour/06_attention.md"""
+    in: qkv (T, QKV): the queries of all heads, then the keys, then the values"""
     T, number = len(qkv), qkv.dtype.type
     scale, p = number(1 / math.sqrt(D)), np.empty(T, qkv.dtype)
     for h in range(H):
@@ -655,8 +656,8 @@ def attention_backward(dqkv, do, o, lse, qkv, H, G, D, window):
         p = softmax(s)                ds[j] = p[j] (dp[j] - sum_n p[n] dp[n])
         s[j] = q[t] k[j] / sqrt(D)    dq[t] += ds[j] k[j] / sqrt(D),  dk[j] += ds[j] q[t] / sqrt(D)
     The second line holds because the derivative of p[n] by s[j] is p[n] (1 - p[j]) if n = j, else
-    -p[n] p[j].  Its sum is sum_n p[n] (do[t] v[n]) = do[t] o[t].  The probabilities would take
-    T x T numbers per head.  They are not stored, but computed again: p[j] = e^(s[j] - lse[t]).
+    -p[n] p[j].  The sum over n is sum_n p[n] (do[t] v[n]) = do[t] o[t].  The probabilities would
+    take T x T numbers per head.  They are not stored, but computed again: p[j] = e^(s[j] - lse[t]).
     dk and dv are sums, because all later tokens read the same key and value, and so do all heads of
     a group      Dao et al. 2022
     out: dqkv (T, QKV)     in: do, o (T, HD), lse (H, T), qkv (T, QKV)"""
@@ -729,8 +730,7 @@ def cross_entropy(nll, logits, targets, weight):
     """nll[t] = -log softmax(logits[t])[targets[t]], nats, or 0 where the target is -1
     out: nll (T,) float64
     in: targets (T,) int32
-    in place: logits (T, V) become weight * (softmax - onehot), zero rows where the target is -1
-    Derived in docs/tour/04_softmax.md"""
+    in place: logits (T, V) become weight * (softmax - onehot), zero rows where the target is -1"""
     T, V = logits.shape
     scale = logits.dtype.type(weight)
     for t in range(T):
@@ -815,8 +815,8 @@ def add_head_gain_gradients(dq_gain, dk_gain, dqkv, qk, rstd, H):
 
 # ==== 5 Model ====
 # Tour: docs/tour/07_euler.md (forward) and 08_backward.md
-# Forward pass, loss and backward pass of one sequence, from the ops of section 4, called once each
-# and in this order.  `python check.py --plain` compares the gradients with finite differences.
+# `forward`, `loss` and `backward` of one sequence, to be called in this order.  They consist of the
+# ops of section 4.  `python check.py --plain` compares the gradients with finite differences.
 Constants = namedtuple("Constants", "L C P H G D window eps cos sin")    # the same for every pass
 
 def constants_of(cfg, dtype):
@@ -835,8 +835,8 @@ def forward(tokens, t0, n_outputs, p, a, c):
     """Computes the activations of the tokens from t0 on, up to the logits a.logits (P, T, V) of
     output heads 0 to n_outputs - 1.     tokens (T,) int32, p Params, a Acts, c Constants
     In training, t0 is 0.  If a text grows, only the new tokens are computed, because no token reads
-    a later one.  Of the earlier tokens they need only keys and values.  These are still in a.qkv,
-    which is therefore called the KV cache.
+    a later one.  They need only the keys and values of the earlier tokens.  a.qkv still holds
+    these: it is the KV cache.
 
     Each layer is two Euler steps: x += attention(rmsnorm(x)), then x += swiglu(rmsnorm(x))."""
     H, G, D, T = c.H, c.G, c.D, len(tokens)
@@ -1005,8 +1005,8 @@ class PlainDecoder:
 # The schedule of the learning rate, gradient clipping, and AdamW.
 def lr_at(step, n_steps, lr, warmup, floor, cooldown=0.0):
     """Linear warm-up over `warmup` steps, then a half cosine from lr to floor * lr at n_steps.
-    With a cooldown, the rate is constant after the warm-up, and falls linearly in that last
-    fraction of the steps that follow the warm-up.
+    With a cooldown, the rate is constant after the warm-up and falls linearly at the end.  cooldown
+    = 0.2 means during the last fifth of the steps that follow the warm-up.
     An infinite n_steps means that the run is not planned yet: the rate then stays at lr."""
     if step < warmup:
         return lr * (step + 1) / warmup
@@ -1024,8 +1024,8 @@ MUON_SETTINGS = "muon_lr", "momentum", "newton_schulz", "embedding_lr"
 
 def hyper_at(t, lr, *, beta1, beta2, weight_decay, clip, eps=1e-8, **muon_settings):
     """The settings of step t = 1, 2, ..., all floats.     correct1, correct2 = 1 - beta^t
-    m and v are weighted sums of the gradients so far.  They begin at zero, so the weights sum to
-    1 - beta^t, and division by it makes them means.
+    m averages the gradients so far, and v their squares.  Both begin at zero, so they are too small
+    by the factor 1 - beta^t at first, by which `adamw_update` divides.
     muon_settings: the fields in MUON_SETTINGS; without them AdamW updates all tensors"""
     settings = dict(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, clip=clip,
                     correct1=1 - beta1 ** t, correct2=1 - beta2 ** t, **muon_settings)
@@ -1219,6 +1219,8 @@ def train(run, stopped=()):
         B, micro_batch                 sequences of a step, and of a forward and backward pass
         weights(tokens, targets)       the factor of each cross-entropy in the loss, (B, P)
         hyper(step)                    the settings of the optimizer
+        updating()                     a context: an error within it leaves parameters and step
+                                       that do not fit, so that they must not be saved
         record(losses, norm, hyper, seconds)     writes the log; ends a run whose loss, or the
                                        norm of whose gradient, is not finite
         due(what)                      is it time to "validate" or to "save"?
@@ -1236,9 +1238,10 @@ def train(run, stopped=()):
 
         # The update: clip the gradient, then take the step
         hyper = run.hyper(run.step)
-        ce, norm = model.update(hyper)
+        with run.updating():
+            ce, norm = model.update(hyper)
+            run.step += 1
         losses = ce / np.maximum(1, (targets >= 0).sum((1, 2)))      # (P,): means over targets
-        run.step += 1
 
         run.record(losses, norm, hyper, time.perf_counter() - began)
         if run.due("validate"):
@@ -1251,10 +1254,10 @@ def train(run, stopped=()):
 # JSON, and the numbers.  The names are those of a Llama, so that other programs can read them.  The
 # header also holds the configuration, the tokenizer, and a checksum of what follows the length.
 # `read_model` does not verify it; nanoeuler_parts/checkpoint does.
-LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start optimizer")
+LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start part_of")   # part_of: see Tensor
 
-# {tensor: the matrices that are stacked in one layer or head of it, each as its rows ("": all), its
-# name in a Llama and its name in GGUF, the format of llama.cpp}
+# For each tensor, the matrices that are stacked in one layer or head of it, from top to bottom:
+# (rows, name in a Llama, name in GGUF, the format of llama.cpp).  Without rows it is one matrix.
 FILE_NAMES = {
     "wte":        [("", "model.embed_tokens", "token_embd")],
     "qkv":        [("HD", "self_attn.q_proj", "attn_q"), ("GD", "self_attn.k_proj", "attn_k"),
@@ -1286,14 +1289,14 @@ def llama_tensors(cfg):
     for x in param_table(cfg):
         if x.start == x.end:                 # the model has no such tensor
             continue
-        start, (all_rows, *columns) = x.start, x.shape[1:] if x.each else x.shape
-        for prefix, gguf_prefix in prefixes[x.each]:
+        start, (all_rows, *columns) = x.start, x.shape[1:] if x.axis else x.shape
+        for prefix, gguf_prefix in prefixes[x.axis]:
             for rows, name, gguf in FILE_NAMES[x.name]:
                 shape = rows_of.get(rows, all_rows), *columns
                 suffix = "bias" if x.role == "bias" else "weight"
                 in_gguf = f"{gguf_prefix}{gguf}.{suffix}" if gguf_prefix or gguf else ""
                 tensors.append(LlamaTensor(f"{prefix}{name}.{suffix}", in_gguf, shape, start,
-                                           x.optimizer))
+                                           x.name))
                 start += math.prod(shape)
     return tensors
 
@@ -1349,7 +1352,8 @@ def write_model(path, cfg, tokenizer, state, flat):
 # then calls `plain_main`.  With the folder nanoeuler_parts, the command line of cli.py is used.
 class PlainRun:
     """A run of `train` on one text, with AdamW.  The last tenth of the text is held out."""
-    B, micro_batch, lr, warmup, eval_every = 16, 16, 3e-3, 50, 200
+    B, micro_batch, warmup, eval_every = 16, 16, 50, 200
+    updating = contextlib.nullcontext
 
     def __init__(self, cfg, text, out, n_steps):
         cut = len(text) * 9 // 10
@@ -1367,6 +1371,7 @@ class PlainRun:
         self.tokens, targets = windows(tokens, range(0, len(tokens) - 1, T), T, P)
         self.targets, self.held_out_bytes = targets[0], len(held_out)
         self.out, self.step, self.n_steps = out, 0, n_steps
+        self.lr = 3e-3 * min(1, 128 / cfg.n_embd)        # wider models need a smaller one
 
     def weights(self, tokens, targets):
         return np.tile(loss_weights(targets, 0.3), (self.B, 1))
@@ -1383,6 +1388,7 @@ class PlainRun:
                   f"|g| {norm:.2f}  {1e3 * seconds:.0f} ms", flush=True)
 
     def due(self, what):
+        """Both are due at the same steps here."""
         return self.step % self.eval_every == 0 or self.step == self.n_steps
 
     def validate(self):
@@ -1408,11 +1414,13 @@ def prompt_ids(prompt, state, tokenizer):
     """The ids of a prompt, and the id that ends the reply, or None.  A base model continues the
     prompt as it is.  A chat model expects a template around it, ChatML's or Alpaca's; the names of
     special tokens in the prompt itself stay text."""
+    end = tokenizer.specials.get(state.get("eos"))
     if state.get("kind") != "chat":
-        return tokenizer.encode(prompt), None
-    end = tokenizer.specials.get(state["eos"])
-    if state.get("template") != CHATML:
-        return tokenizer.encode(PROMPT.format(instruction=prompt)), end
+        return tokenizer.encode_whole(prompt), end
+    if not state.get("template"):
+        return tokenizer.encode_whole(PROMPT.format(instruction=prompt)), end
+    need(state["template"] == CHATML, "this model's chat template needs the folder "
+         "nanoeuler_parts; put it beside nanoeuler.py")
     start, stop = (tokenizer.specials[name] for name in CHATML_TOKENS)
     return np.array([start, *tokenizer.encode(f"user\n{prompt}"), stop, *tokenizer.encode("\n"),
                      start, *tokenizer.encode("assistant\n")]), stop
@@ -1433,8 +1441,8 @@ def write_reply(prompt, model, choice, n):
     need(len(ids) <= cfg.seq_len, f"the prompt has {len(ids)} tokens, and this model reads up to "
          f"{cfg.seq_len}; shorten it")
     n, rng = min(n, cfg.seq_len + 1 - len(ids)), np.random.default_rng()
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")       # of characters, which may be
-    for token in generate(PlainDecoder(cfg, flat), ids, n, rng, choice, end):    # several tokens
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")       # a character may be two tokens
+    for token in generate(PlainDecoder(cfg, flat), ids, n, rng, choice, end):
         print(for_terminal(decoder.decode(tokenizer.decode([token]))), end="", flush=True)
     print(decoder.decode(b"", final=True))
 
@@ -1472,16 +1480,28 @@ def plain_main(argv=None):
             with reading(options.data, "name a text file with --data"):
                 text = bpe.read_bytes(options.data)
             need(options.steps > 0, f"--steps: expected 1 or more, found {options.steps}")
+            need(not os.path.exists(options.out), f"{options.out} exists; name another file with "
+                 f"--out, or remove it")
+            with open(f"{options.out}.tmp", "wb"):       # can it be written?  The first save
+                os.remove(f"{options.out}.tmp")          # comes much later
             train(PlainRun(PRESETS[options.preset], text, options.out, options.steps))
             print(f"Talk to it with: python nanoeuler.py chat {options.out}")
             return 0
-        model = read_model(options.file)
-        for prompt in [options.prompt] if options.verb == "generate" else read_lines():
-            write_reply(prompt, model, Choice(options.temperature), options.tokens)
+        need(0 <= options.temperature < math.inf, f"--temperature: expected 0 or more, found "
+             f"{options.temperature}")
+        model, choice = read_model(options.file), Choice(options.temperature)
+        if options.verb == "generate":
+            write_reply(options.prompt, model, choice, options.tokens)
+            return 0
+        for prompt in read_lines():
+            try:
+                write_reply(prompt, model, choice, options.tokens)
+            except UserError as e:           # a long line, for example: the next one may be shorter
+                print(f"nanoeuler: {printable(str(e))}", file=sys.stderr)
     except KeyboardInterrupt:
         return 130
-    except (UserError, OSError) as e:
-        print(f"nanoeuler: {printable(str(e))}", file=sys.stderr)
+    except (UserError, OSError, MemoryError) as e:
+        print(f"nanoeuler: {printable(str(e)) or 'not enough memory'}", file=sys.stderr)
         return 2
     return 0
 
@@ -1499,8 +1519,8 @@ def plain_main(argv=None):
 # Each number is written by one thread, in one order.  So a result depends neither on the number of
 # threads nor on which thread takes which task.
 
-# What Parts II and III import.  Without the folder nanoeuler_parts, some names must exist, although
-# nothing here is called.
+# What Parts II and III import.  Without the folder nanoeuler_parts, Part II is defined but never
+# called.
 import importlib
 import runpy
 from collections import deque
@@ -1549,18 +1569,32 @@ PACK_PARTS = 8       # number of tasks into which the packing of a matrix is div
 
 # ---- groups of tensors
 def fields_where(chosen):
-    """The slice of Params' fields whose Tensors `chosen` selects; they are adjacent"""
+    """The slice of Params' fields whose Tensors `chosen` selects; they must be adjacent."""
     at = [i for i, x in enumerate(TABLE) if chosen(x)]
+    assert at == [*range(at[0], at[-1] + 1)], "the tensors are not adjacent in `param_table`"
     return slice(at[0], at[-1] + 1)
 
-MATRICES = fields_where(lambda x: x.decays)
-VECTORS = fields_where(lambda x: not x.decays)           # gains of the norms, and biases
-PACKED = fields_where(lambda x: x.packed and x.each == "layer")
+MATRICES = fields_where(lambda x: x.role == "matrix")
+VECTORS = fields_where(lambda x: x.role != "matrix")     # gains of the norms, and biases
+OF_LAYERS = fields_where(lambda x: x.role == "matrix" and x.axis == "layer")
+
+# In a run with Muon (16), the matrices of the layers are its own, and AdamW has the other tensors
+def optimizer_of(name):
+    """muon, adamw, or adamw_embedding, of the tensor with this name"""
+    if name in Params._fields[OF_LAYERS]:
+        return "muon"
+    return "adamw_embedding" if name == "wte" else "adamw"
 
 def entries_where(cfg, chosen):
-    """The slice of the flat buffer with the Tensors that `chosen` selects; they are adjacent"""
+    """The slice of the flat buffer with the Tensors that `chosen` selects; they must be adjacent.
+    """
     tensors = [x for x in param_table(cfg) if chosen(x)]
+    assert all(x.end == y.start for x, y in itertools.pairwise(tensors)), "not adjacent"
     return slice(tensors[0].start, tensors[-1].end)
+
+def entries_of(cfg, optimizer):
+    """The slice of the flat buffer that this optimizer updates in a run with Muon"""
+    return entries_where(cfg, lambda x: optimizer_of(x.name) == optimizer)
 
 # ---- bfloat16
 # The inputs of products may be stored as bfloat16, the upper half of a float32, in a uint16.  This
@@ -1598,19 +1632,19 @@ if not nanoeuler_parts:
 #     an empty array         passes a dtype, which cannot be an argument of its own (`operand`, 16)
 
 # ---- arrays of a training step
-# Named tuples of arrays.  Acts are activations with a first axis of length B, and Dacts are those
-# gradients of activations that outlive a sequence's backward pass.  LayerRows are some rows of one
+# Named tuples of arrays.  Acts are activations, here with a first axis of length B.  Dacts are the
+# gradients that are still needed when all sequences are done.  LayerRows are some rows of one
 # layer's activations (15).  Scratch is the working memory of a thread.  Panels are the matrices,
 # packed for products (12).  MuonScratch is the working memory of a thread in Muon (16).
 LayerRows = namedtuple("LayerRows", "x x1 x2 attn_in attn_rstd qk qk_rstd qkv att mlp_in mlp_rstd "
                                     "gate_up swiglu")
 Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm qkv_bias q_norm k_norm")
 Scratch = namedtuple("Scratch", "dnorm datt dswiglu scores dscores kt vt dy_panels x_panels")
-Panels = namedtuple("Panels", [x.name for x in TABLE if x.packed])
+Panels = namedtuple("Panels", [*Params._fields[OF_LAYERS], "lm_head"])
 MuonScratch = namedtuple("MuonScratch", "y other gram square operand")
 
-# NARROW names the arrays that such a run stores as bfloat16.  PAIRED names the packed panels (12),
-# whose entries, in int32, are pairs of bfloat16 numbers.
+# NARROW names the arrays that a run in bfloat16 stores as bfloat16.  PAIRED names the packed
+# panels, whose entries, in int32, are pairs of bfloat16 numbers.
 NARROW = {Acts: {"attn_in", "qk", "qkv", "att", "mlp_in", "gate_up", "swiglu", "final_in"},
           Scratch: {"datt"}, MuonScratch: {"operand"}}
 PAIRED = {Panels: set(Panels._fields), Scratch: {"kt", "vt", "dy_panels", "x_panels"}}
@@ -1651,7 +1685,7 @@ def panel_shapes(cfg, dtype, transposed):
     width, shapes = tile_width(dtype), {}
     untied = replace(cfg, tie_embeddings=False)      # a tied head has its own panels, too
     for x in param_table(untied):
-        if x.packed:
+        if x.name in Panels._fields:
             L, N, K = x.shape
             rows, columns = (K, N) if transposed else (N, K)
             shapes[x.name] = L, -(-columns // width), panel_rows(rows, dtype), width
@@ -1778,9 +1812,8 @@ def weight_gradient(dw, dy, x, n0, dy_panels, x_panels):
 # panels, of 16 keys if width = 16, so the block begins with key 0, the first key of that panel.
 @jit
 def first_key(t0, window, width):
-    """The first key that a block of rows from t0 on reads.  The oldest key that row t0 attends to
-    is t0 - window + 1.  The result is at or before it, at the beginning of a panel of K^T, which is
-    a multiple of width."""
+    """The first key that a block of rows from t0 on reads: the oldest one that row t0 attends to,
+    t0 - window + 1, rounded down to the beginning of a panel of K^T, a multiple of width."""
     return max(0, t0 + 1 - window) // width * width
 
 @jit
@@ -1788,8 +1821,7 @@ def blocked_attention_forward(o, lse, qkv, c, h0, h1, scratch):
     """o = softmax(Q K^T / sqrt(D)) V, causal, grouped queries      Vaswani 2017; Ainslie 2023
     Token t attends to the tokens t - window + 1 to t.
     For heads h0 to h1.  out: o (T, HD), lse (H, T) log-sum-exp for backward     in: qkv (T, QKV),
-    c Constants     scratch: scores (BR, T), kt for packed K^T
-    Explained in docs/tour/06_attention.md"""
+    c Constants     scratch: scores (BR, T), kt for packed K^T"""
     scores, kt, H, G, D, window = scratch.scores, scratch.kt, c.H, c.G, c.D, c.window
     T, width, scale = len(o), kt.shape[2], scores.dtype.type(1 / math.sqrt(D))
     for h in range(h0, h1):
@@ -1908,18 +1940,20 @@ def blocked_attention_backward(dqkv, do, o, lse, qkv, c, g0, g1, scratch):
 
 # A Team is one thread's view of the sequence b that it works on:
 #     share       the number of parts into which a loop is cut; a short loop has fewer
-#     progress    counters that all threads of the sequence have in common: the parts TAKEN and
-#                 DONE; 1 once the sequence has BEGUN; the thread that began it, its LEADER; and the
-#                 number of threads for which it is OVER
+#     progress    counters that all threads of the sequence have in common:
+#                     TAKEN, DONE    the number of parts that are taken, and done
+#                     BEGUN          1 from the beginning of the sequence on
+#                     LEADER         the thread that has begun it
+#                     OVER           the number of threads that have finished it
 #     passed      passed[0] is the number of parts in all loops that this thread has entered
 Team = namedtuple("Team", "b share progress passed")
 TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # indices into `progress`
 
 @bpe.jit(**{**OPTIONS, "cache": False})         # Numba does not find a cached generator again
 def each(team, n):
-    """The parts, of parts 0 to n - 1, that this thread takes.  After the loop, all are done.  The
-    loop must not end early, by break or return: other threads would wait forever for the part that
-    it has taken."""
+    """Yields the parts that this thread takes, of parts 0 to n - 1, and then waits until all parts
+    are done.  The loop must not end early, by break or return: other threads would wait forever
+    for the part that it has taken."""
     before = team.passed[0]                  # number of this loop's first part
     end = before + n                         # number of the next loop's first part
     team.passed[0] = end
@@ -1932,8 +1966,8 @@ def each(team, n):
 
 @bpe.jit(**{**OPTIONS, "cache": False})
 def shared(team, n, step):
-    """The same for parts (i0, i1) of n items.  Their lengths are multiples of step, except for the
-    last part."""
+    """Like `each`, but cuts n items into parts, and yields those of this thread as ranges (i0, i1).
+    Their lengths are multiples of step, except for the last part."""
     steps = (n + step - 1) // step
     size = (steps + team.share - 1) // team.share * step
     for part in each(team, (n + size - 1) // size):
@@ -2227,7 +2261,7 @@ def task_table(cfg):
     """The blocks of all weight gradients: (kind, layer or head, first row, end), int64 (n, 4).
     A block has at most NB rows.  The largest blocks come first, so the last tasks are small."""
     tasks, untied = [], replace(cfg, tie_embeddings=False)
-    packed = [x for x in param_table(untied) if x.packed]
+    packed = [x for x in param_table(untied) if x.name in Panels._fields]
     for kind, x in enumerate(packed):
         L, N, _ = x.shape
         for l in range(L):
@@ -2237,7 +2271,8 @@ def task_table(cfg):
     return np.array(tasks)[np.argsort(sizes)[::-1]]
 
 def length_used(targets):
-    """The number of tokens per sequence to compute, a multiple of KC or T.     targets (P, B, T)
+    """The number of tokens per sequence to compute: up to the last target, rounded up to a multiple
+    of KC, at most T.     targets (P, B, T)
     After the last target of the batch there is only padding, whose gradients are zero."""
     T = targets.shape[2]
     where = np.flatnonzero((targets >= 0).any((0, 1)))
@@ -2250,8 +2285,8 @@ MOST_BYTES = 4 << 30         # and most bytes of its activations, if one sequenc
 class Model:
     """The parameters, and the memory to train them on micro-batches (B, T).
     It computes in the buffer's dtype, float32 or float64.  With dtype=BF16 and a float32 buffer,
-    matrix-product inputs are bfloat16.  Training uses only the methods of `Engine` below, so the
-    GPU model can take the place of this one."""
+    matrix-product inputs are bfloat16.  Training uses only the methods of `Engine` in
+    nanoeuler_parts/runs, so the GPU model can take the place of this one."""
     program = "nanoeuler.py"
     talk = "chat"
 
@@ -2416,7 +2451,7 @@ class Model:
         """`part`, a slice of the flat buffers, cut into slices without the heads that are switched
         off.  With several GPUs, a part may begin or end inside a head.  If `gradient` was not
         called since the last update, every head counts as on."""
-        [heads] = (x for x in param_table(self.cfg) if x.each == "head")
+        [heads] = (x for x in param_table(self.cfg) if x.axis == "head")
         size = math.prod(heads.shape[1:])
         parts, start = [], part.start
         for i in range(len(self.p.lm_head)):
@@ -2436,7 +2471,7 @@ class Model:
             self.muon_scratch = self.new(muon_shapes(self.cfg, get_num_threads()))
         for optimizer, settings in (("adamw_embedding", hyper_of_embedding(hyper)),
                                     ("adamw", hyper)):
-            part = entries_where(self.cfg, lambda x: x.optimizer == optimizer)
+            part = entries_of(self.cfg, optimizer)
             self.update_by_adamw(part, settings, scale)
         muon(self.flat, self.g_flat, self.m, self.matrices, hyper, scale, self.muon_scratch)
 
@@ -2452,7 +2487,7 @@ class Model:
         T = T or self.cfg.seq_len
         shapes = (*act_shapes(self.cfg, T), *dact_shapes(self.cfg, 1, T))
         size = self.flat.itemsize * sum(map(math.prod, shapes))      # of one sequence
-        room = min(MOST_BYTES, most_memory() // 2)
+        room = min(MOST_BYTES, most_memory() / 2)
         return asked or min(B, max(1, min(MOST_AT_ONCE // T, int(room // size))))
 
     def buffers(self):
@@ -2472,8 +2507,8 @@ class Model:
 
     def first_bad_tensor(self):
         """The first entry that is NaN or infinite, in words.  Parameters are searched first, then
-        the values computed from them.  `loss` and `backward` have replaced the activations logits
-        and gate_up by their gradients."""
+        the values computed from them.  `team_loss` and `team_backward` have replaced the
+        activations logits and gate_up by their gradients."""
         for kind, group in (("parameter", self.p), ("activation", self.a),
                             ("gradient of activation", self.d),
                             ("gradient of parameter", self.g)):
@@ -2486,22 +2521,15 @@ class Model:
 
 # ==== 16 Muon ====
 # Tour: docs/tour/09_training.md
-def hyper_of_embedding(hyper):
-    """The Hyper of the embedding in a run with Muon.  It has its own rate, and the same
-    lr * weight_decay."""
-    return hyper._replace(lr=hyper.lr * hyper.embedding_lr,
-                          weight_decay=hyper.weight_decay / hyper.embedding_lr)
-
 # This replaces AdamW (7) for the matrices of the layers.  A step takes longer, but a run needs
 # fewer of them: with equal time the text is predicted better (bench/NOTES.md).
 #
-# Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) updates the matrices of the layers.
-# A gradient consists mostly of a few directions, and a step along it neglects all others.  Muon
-# gives every direction the same weight.  Let U S V^T be the singular value decomposition of the
-# averaged gradients.  Muon steps along U V^T: the nearest orthogonal matrix, whose singular values
-# are all 1.  If the length of a step is its spectral norm, the largest factor by which it can
-# stretch an input, then U V^T is the direction of steepest descent (Bernstein & Newhouse 2024).
-# Muon has no second moments: v stays zero.
+# Muon is by Jordan et al. 2024 (kellerjordan.github.io/posts/muon).  A gradient consists mostly of
+# a few directions, and a step along it neglects all others.  Muon gives every direction the same
+# weight.  Let U S V^T be the singular value decomposition of the averaged gradients.  Muon steps
+# along U V^T, the nearest orthogonal matrix, whose singular values are all 1.  Among all steps that
+# stretch no input by more than a fixed factor, this one lowers the loss fastest, as far as the
+# gradient tells (Bernstein & Newhouse 2024).  Muon has no second moments: v stays zero.
 #
 # There is no need to compute U and V.  An odd polynomial of the matrix acts on the singular values
 # alone:
@@ -2528,10 +2556,17 @@ def hyper_of_embedding(hyper):
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
 EMBEDDING_INIT = 0.3         # factor of the initial embedding in a run with Muon
 
+def hyper_of_embedding(hyper):
+    """The Hyper of the embedding in a run with Muon.  It has its own rate, and the same
+    lr * weight_decay."""
+    return hyper._replace(lr=hyper.lr * hyper.embedding_lr,
+                          weight_decay=hyper.weight_decay / hyper.embedding_lr)
+
 def muon_matrices(cfg):
     """(first entry in the flat buffer, rows, columns) of Muon's matrices, largest first:
     q, k, v, attn_proj, gate, up, down of each layer     int64 (7 L, 3)"""
-    matrices = [(x.start, *x.shape) for x in llama_tensors(cfg) if x.optimizer == "muon"]
+    matrices = [(x.start, *x.shape) for x in llama_tensors(cfg)
+                if optimizer_of(x.part_of) == "muon"]
     return np.array(sorted(matrices, key=lambda x: -x[1] * x[2]))
 
 def muon_shapes(cfg, n):
@@ -2602,8 +2637,8 @@ def orthogonalize(y, other, steps, gram, square, operand):
 def muon_matrix(p, g, m, hyper, scale, scratch):
     """p -= muon_lr (sqrt(max(1, N / K)) O + weight_decay p),   O = orthogonalize(nesterov(g))
     p, g, m (N, K), scratch: a MuonScratch of one thread
-    A matrix with more outputs, N, than inputs, K, has only K directions.  The factor sqrt(N / K)
-    makes an entry of its update as large, on average, as one of a square matrix."""
+    If N > K, the entries of O have the size 1 / sqrt(N).  The factor sqrt(N / K) makes it
+    1 / sqrt(K), as in a K x K matrix."""
     N, K = p.shape
     long, side = max(N, K), min(N, K)
     y, other = scratch.y[:N * K].reshape(long, side), scratch.other[:N * K].reshape(long, side)
@@ -2642,7 +2677,7 @@ def muon(p, g, m, matrices, hyper, scale, scratch):
 
 def muon_slice(cfg):
     """The slice of the flat buffer that Muon updates: qkv to down"""
-    return entries_where(cfg, lambda x: x.optimizer == "muon")
+    return entries_of(cfg, "muon")
 
 # ==== 17 Batched decoding ====
 # Tour: docs/tour/10_answers.md, for the KV cache and draft tokens
@@ -2908,8 +2943,8 @@ LONGEST_QUADS = 1 << 17      # longest row whose sum of products with int8 fits 
 def converted(w, weights):
     """(the matrices w (.., N, K) in the format `weights`, a scale (.., N) for each row)
     f32: unchanged.  bf16: half the memory.  int8: a quarter, w = scale * round(w / scale)."""
-    need_setting(weights in ("f32", "bf16", "int8"), lambda spell:
-                 f"{spell('weights')}: expected f32, bf16 or int8, found {weights}")
+    need_setting(weights in ("f32", "bf16", "int8"), "weights",
+                 f"expected f32, bf16 or int8, found {weights}")
     scale = np.ones(w.shape[:-1], w.dtype)
     if weights == "bf16":
         return to_bf16(w), scale
@@ -2985,7 +3020,7 @@ class Weights:
         longest = max(cfg.n_embd, cfg.n_hidden, cfg.n_head * cfg.head_dim)
         quads = weights == "int8" and QUADS and longest <= LONGEST_QUADS
         packed = partial(in_panels, weights=weights, quads=quads)
-        layers = [packed(x) for x in p[PACKED]]
+        layers = [packed(x) for x in p[OF_LAYERS]]
         wte = packed(p.wte if isinstance(p.wte, Stack) else p.wte[None])
         first = wte if cfg.tie_embeddings else packed(p.lm_head[:1])
         others = p.lm_head[1 - cfg.tie_embeddings:]      # heads 1 and up; if tied, all of lm_head
@@ -3185,7 +3220,7 @@ class Decoder:
                 final[n] += [*self.final[row:end]] if self.heads else []
                 row = end
         self.final = np.array([row for rows in final for row in rows])
-        return np.array([row for rows in found for row in rows])
+        return np.array([row for rows in found for row in rows]).reshape(-1, self.cfg.vocab_size)
 
     def check(self, parts):
         V, slots = self.cfg.vocab_size, [part.slot for part in parts]
@@ -3511,7 +3546,7 @@ class Pace:
         most, tried = reader.heads or DEFAULT_DRAFTS, self.steps - self.trial
         if tried < sum(TRIAL):
             return most if tried < TRIAL[0] else 0
-        if self.pays:
+        if self.pays and self.lately[True] and self.lately[False]:
             dearer = 1 + CHANCE / math.sqrt(max(1, len(self.lately[True])))
             self.pays = self.seconds_a_token(True) < dearer * self.seconds_a_token(False)
         if tried < self.until_trial:

@@ -1712,7 +1712,7 @@ class Model:
                                for i, row in enumerate(self.staged_hyper))
         by_adamw = [(slice(0, self.flat.size), hyper)]
         if steps:
-            by_adamw = [(ne.entries_where(self.cfg, lambda x: x.optimizer == name), settings)
+            by_adamw = [(ne.entries_of(self.cfg, name), settings)
                         for name, settings in (("adamw_embedding", of_embedding), ("adamw", hyper))]
             self.muon.update(self.entries(own), hyper, steps, partial, self.results)
         for part, settings in by_adamw:

@@ -47,7 +47,7 @@ def write(path, cfg, tokenizer, flat=None, **state):
     if flat is None:
         flat = ne.init_params(cfg, 1)
         p = ne.views(flat, ne.param_table(cfg))
-        for x in p[ne.PACKED]:
+        for x in p[ne.OF_LAYERS]:
             x *= 2
         for gain in p[ne.VECTORS]:
             gain += 0.1 * np.random.default_rng(2).standard_normal(gain.shape, np.float32)

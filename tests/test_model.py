@@ -383,7 +383,7 @@ def test_the_parts_of_the_parameters():
     assert {name for name in roles if roles[name] != "matrix"} == {*ne.Params._fields[ne.VECTORS]}
     assert {name for name in roles if roles[name] == "matrix"} == {*ne.Params._fields[ne.MATRICES]}
     assert all((x.std > 0) == x.decays == (x.role == "matrix") for x in table)
-    assert (*ne.Params._fields[ne.PACKED], "lm_head") == packed._fields
+    assert (*ne.Params._fields[ne.OF_LAYERS], "lm_head") == packed._fields
     assert set(ne.Params._fields[ne.VECTORS]) <= set(ne.Dacts._fields)
 
 
@@ -393,7 +393,7 @@ def test_the_table_covers_the_buffer_and_what_is_treated_alike_is_a_slice(tied, 
     cfg = replace(BASE, tie_embeddings=tied, n_mtp=n_mtp, **EVERY_TENSOR)
     table = ne.param_table(cfg) if tied and n_mtp == 1 else full_table(cfg)  # one without lm_head
     assert [x.start for x in table] == [0, *(x.end for x in table[:-1])]
-    choices = [lambda x: x.decays, *(lambda x, of=of: x.optimizer == of
+    choices = [lambda x: x.decays, *(lambda x, of=of: ne.optimizer_of(x.name) == of
                                      for of in ("adamw_embedding", "muon", "adamw"))]
     for chosen in choices:
         part = ne.entries_where(cfg, chosen)

@@ -173,7 +173,7 @@ def test_matrices():
         for start, rows, columns in part:
             found[start:start + rows * columns] += 1
         p = ne.views(found, ne.param_table(cfg))
-        assert all((x == 1).all() for x in p[ne.PACKED])
+        assert all((x == 1).all() for x in p[ne.OF_LAYERS])
         assert not p.wte.any() and not p.lm_head.any() and not any(x.any() for x in p[ne.VECTORS])
         sizes = part[:, 1] * part[:, 2]
         assert (np.diff(sizes) <= 0).all() and len(part) == 7 * cfg.n_layer
@@ -327,7 +327,7 @@ def test_a_checkpoint_has_momentum_under_its_own_name(elsewhere, text):
             or "muon" in name} == {"muon.momentum": n, "adamw.m": N - n, "adamw.v": N - n}
     m, v = (ne.views(x, ne.param_table(c.cfg)) for x in c.moments)
     assert all(x.any() for x in (m.qkv, m.down, v.wte, v.lm_head[0], v.final_norm))
-    assert not any(x.any() for x in v[ne.PACKED])
+    assert not any(x.any() for x in v[ne.OF_LAYERS])
 
 
 def test_moments_of_another_optimizer_are_refused(elsewhere, text, capsys):

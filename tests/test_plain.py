@@ -231,7 +231,11 @@ def run(*args, stdin=""):
 print([run("train", "--data", "text.txt", "--steps", 3), run("generate", "to", "--tokens", 2),
        run("chat", "--tokens", 2, stdin="be\\n\\nor\\n"), run("generate", "", "--tokens", 2),
        run("generate", "to", "text.txt"), run("train", "--data", "no text.txt"),
-       run("train", "--data", "text.txt", "--steps", 0)])
+       run("train", "--data", "text.txt", "--steps", 0, "--out", "b.bin"),
+       run("train", "--data", "text.txt", "--steps", 3),
+       run("generate", "to", "--temperature", "nan"),
+       run("train", "--data", "text.txt", "--out", "none/b.bin"),
+       run("chat", "--tokens", 2, stdin="to be " * 99 + "\\nbe\\n")])
 """
 
 
@@ -244,10 +248,11 @@ def alone(folder, work, as_python, env=None):
     code = ALONE.format(folder=str(folder), as_python=int(as_python))
     result = subprocess.run([sys.executable, "-c", code], cwd=work, timeout=600, env=env,
                             capture_output=True, encoding="utf-8")
-    assert ok(result).splitlines()[-1] == "[0, 0, 0, 2, 2, 2, 2]", result.stderr
+    assert ok(result).splitlines()[-1] == "[0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 0]", result.stderr
     assert "Traceback" not in result.stderr and "step     3/3  loss" in result.stdout
     errors = [line for line in result.stderr.splitlines() if line.startswith("nanoeuler: ")]
-    assert len(errors) == 4
+    assert len(errors) == 8 and "nanoeuler.bin exists" in errors[4]
+    assert "--temperature" in errors[5] and "none" in errors[6] and "shorten it" in errors[7]
     c = ne.read_checkpoint(str(work / "nanoeuler.bin"))
     assert c.state.step == 3 and c.cfg.n_mtp == 2
     return c

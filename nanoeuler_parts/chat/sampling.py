@@ -46,8 +46,8 @@ class Sampling(Settings):
     def check(self):
         super().check()
         need_setting(all(isinstance(text, str) and text and text == as_text(text)
-                         for text in self.stop), lambda spell:
-                     f"{spell('stop')}: expected non-empty texts, found {self.stop}")
+                         for text in self.stop), "stop",
+                     f"expected non-empty texts, found {self.stop}")
         need_thinking(self.thinking)
         return self
 

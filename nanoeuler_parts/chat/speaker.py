@@ -19,8 +19,8 @@ class Speaker:
     answers the prompt, a base model continues it."""
 
     def __init__(self, file, decoder, options):
-        need_setting(options.template in TEMPLATES, lambda spell:
-                     f"{spell('template')}: expected alpaca or chatml, found {options.template}")
+        need_setting(options.template in TEMPLATES, "template",
+                     f"expected alpaca or chatml, found {options.template}")
         c = open_checkpoint(file)
         decoder.ready()
         self.options, self.cfg, self.state, self.tokenizer = options, c.cfg, c.state, c.tokenizer

@@ -116,11 +116,11 @@ def params_in(c):
 
     names, found = iter(tensor_shapes(c.cfg)), []
     for x in param_table(c.cfg):
-        n = x.shape[0] if x.each else 1
+        n = x.shape[0] if x.axis else 1
         parts = len(FILE_NAMES[x.name]) if x.start < x.end else 0
         readers = [reader(list(itertools.islice(names, parts))) for _ in range(n)]
         if x.decays:
-            found.append(Stack(readers, x.shape[1:] if x.each else x.shape))
+            found.append(Stack(readers, x.shape[1:] if x.axis else x.shape))
         else:
             rows = [read() for read in readers] if parts else []
             found.append(np.array(rows, np.float32).reshape(x.shape))

@@ -5,8 +5,7 @@ from bpe import need
 from nanoeuler_parts.files.settings import need_setting, Settings
 
 def need_thinking(value):
-    need_setting(value in ("", "on", "off"), lambda spell:
-                 f"{spell('thinking')}: expected on or off, found {value}")
+    need_setting(value in ("", "on", "off"), "thinking", f"expected on or off, found {value}")
 
 # ---- a run's state, its tensors and moments
 @dataclass

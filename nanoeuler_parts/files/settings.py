@@ -1,5 +1,6 @@
 """Settings: dataclasses whose values are checked, as flags and files give them."""
 import math
+import re
 from dataclasses import asdict, field, fields
 from typing import get_args
 
@@ -14,10 +15,12 @@ class SettingError(UserError):
         super().__init__(message(str))
         self.message = message
 
-def need_setting(ok, message):
-    """Raises a SettingError unless ok."""
+def need_setting(ok, name, text):
+    """Raises a SettingError unless ok: the name of the setting, a colon and the text.  The text may
+    name further settings, in braces."""
     if not ok:
-        raise SettingError(message)
+        raise SettingError(lambda spell: f"{spell(name)}: " + re.sub(
+            r"\{(\w+)\}", lambda found: spell(found[1]), text))
 
 def flag_of(name):
     """The flag of a field: --top-p for top_p"""
@@ -53,12 +56,11 @@ class Settings:
             if value is None and kind is not f.type:
                 continue
             allowed = (int, float) if kind is float else (kind,)
-            need_setting(type(value) in allowed, lambda spell, f=f, kind=kind, value=value:
-                         f"{spell(f.name)}: expected {KINDS[kind]}, found {value!r:.40}")
+            need_setting(type(value) in allowed, f.name,
+                         f"expected {KINDS[kind]}, found {value!r:.40}")
             if kind in (int, float):
                 low, high = f.metadata.get("range", (0, 1 << 62))
-                need_setting(low <= value <= high, lambda spell, f=f, value=value:
-                             f"{spell(f.name)}: expected {limits_of(f, value)}, found "
+                need_setting(low <= value <= high, f.name, f"expected {limits_of(f, value)}, found "
                              f"{digits_of(value)}")
             if kind is float:                # Numba would compile each kernel again for an int
                 object.__setattr__(self, f.name, float(value))

@@ -19,7 +19,7 @@ HEADS = [f for f in SHAPE if f.name == "n_mtp"]          # the only flag of a mo
 
 def with_heads(c, n_mtp):
     """The Checkpoint with its first n_mtp heads only, and without moments"""
-    need_setting(n_mtp <= c.cfg.n_mtp, lambda spell: f"{spell('n_mtp')}: expected at most "
+    need_setting(n_mtp <= c.cfg.n_mtp, "n_mtp", f"expected at most "
                  f"{counted(c.cfg.n_mtp, 'head')}, as the model has, found {n_mtp}")
     cfg = replace(c.cfg, n_mtp=n_mtp).check()
     flat, given = aligned((n_params(cfg),), np.float32), named(c.cfg, c.flat)

@@ -74,7 +74,7 @@ class Prefetched:
         return self.batch
 
 class Validation(NamedTuple):
-    """Held-out data: the arguments of `evaluate` (20) after the model"""
+    """Held-out data: the arguments of `evaluate` after the model"""
     tokens: np.ndarray         # (n, T) int32, or Windows
     targets: np.ndarray        # (n, T) int32, -1 for none, or Windows
     n_bytes: int               # length of the text that the targets spell

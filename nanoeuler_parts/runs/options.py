@@ -217,12 +217,11 @@ class RunOptions(Settings):
     def check(self):
         for name, x in self.options.items():
             value = getattr(self, name)
-            need_setting(not x.one_of or value in x.one_of, lambda spell:
-                         f"{spell(name)}: expected {' or '.join(filter(None, x.one_of))}, found "
-                         f"{value}")
+            need_setting(not x.one_of or value in x.one_of, name,
+                         f"expected {' or '.join(filter(None, x.one_of))}, found {value}")
         super().check()
-        need_setting("\0" not in self.data, lambda spell:
-                     f"{spell('data')}: expected a file name without NUL, found {self.data!r}")
+        need_setting("\0" not in self.data, "data",
+                     f"expected a file name without NUL, found {self.data!r}")
         return self
 
     @classmethod
@@ -232,8 +231,8 @@ class RunOptions(Settings):
         if settings.get("optimizer", cls.optimizer) == "adamw":
             with_adamw = cls.with_adamw
             for name in settings.keys() & set(MUON_SETTINGS):
-                need_setting(False, lambda spell, name=name: f"{spell(name)} is a setting of Muon; "
-                             f"drop it, or use {spell('optimizer')} muon")
+                need_setting(False, name, "this is a setting of Muon; drop it, or use "
+                             "{optimizer} muon")
         options = cls(**with_adamw | settings).check()
         options.given = frozenset(settings)
         return options

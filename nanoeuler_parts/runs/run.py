@@ -55,7 +55,7 @@ class Run:
     most_final = 1 << 19                     # held-out tokens of the final validation of a text
     # the end of the note that the model overfits
     against_overfitting = "fewer --steps or --minutes, or more text"
-    updating = False                         # True while an update changes the parameters
+    is_updating = False                      # True while an update changes the parameters
     last_loss = math.inf                     # of the latest step, in nats
 
     def __init__(self, out, start, options, engine=Model):
@@ -199,7 +199,7 @@ class Run:
 
     @step.setter
     def step(self, step):
-        self.state.step, self.updating = step, False     # step and parameters agree again
+        self.state.step = step
 
     @property
     def n_steps(self):
@@ -223,12 +223,17 @@ class Run:
         return np.tile(loss_weights(targets, mtp_weight), (self.B, 1)), {}
 
     def hyper(self, step):
-        """The Hyper of the next step, whose update follows.  A GPU may still compute the gradient,
-        so the next batch is made meanwhile."""
-        self.batches.prepare((step + 1) * self.B, self.B)
-        hyper = self.schedule.hyper(step, self.n_steps)
-        self.updating = True                 # from here on, parameters may be those of step + 1
-        return hyper
+        """The Hyper of the next step"""
+        return self.schedule.hyper(step, self.n_steps)
+
+    @contextlib.contextmanager
+    def updating(self):
+        """Within it, parameters may be those of the next step already: after an error, the run is
+        not saved.  A GPU may still compute the gradient, so the next batch is made first."""
+        self.batches.prepare((self.step + 1) * self.B, self.B)
+        self.is_updating = True
+        yield
+        self.is_updating = False             # only without an error
 
     def record(self, losses, norm, hyper, seconds):
         """Writes the log of the step that has just ended.  Every 20 steps, or after 10 seconds,
@@ -416,7 +421,7 @@ class Run:
                 if not (complete and self.data.steps):   # steps of a run by minutes: planned late
                     self.log.write_end(s, complete)
             except (OSError, MemoryError):   # a closed pipe, a file cut short: save, then report it
-                if not self.updating:
+                if not self.is_updating:
                     self.checkpoint()
                 raise
             finally:
