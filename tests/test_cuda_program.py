@@ -228,7 +228,7 @@ def test_a_run_by_muon(life, capsys):
     assert ne.read_checkpoint("nanoeuler.bin").state.options["newton_schulz"] == 5
     adamw = "--force", "--optimizer", "adamw"
     assert verb("t", *life, *adamw, "--momentum", 0.8, "--steps", 2) == 2
-    assert "momentum is a setting of Muon" in capsys.readouterr().err
+    assert "--momentum: this is a setting of Muon" in capsys.readouterr().err
 
 
 def test_a_run_of_before_muon_is_resumed_by_adamw(life, monkeypatch):

@@ -273,7 +273,7 @@ def test_each_optimizer_has_its_defaults(elsewhere, text, capsys):
     o = TrainOptions.chosen(seed=3)
     assert (o.optimizer, o.lr, o.floor, o.warmup, o.weight_decay) == ("muon", 4e-3, 0, 25, 0.1)
     refused(capsys, "train", "--data", text, "--optimizer", "adamw", "--momentum", 0.9, *FAST,
-            words=["--momentum is a setting of Muon; drop it, or use --optimizer muon"])
+            words=["--momentum: this is a setting of Muon; drop it, or use --optimizer muon"])
 
 
 def test_when_the_auxiliary_heads_are_off():
