@@ -546,7 +546,8 @@ def test_a_recording_leaves_the_garbage_collector_as_it_was(said):
 
 def test_a_full_context_slides(dry):
     decoder, seen = blank(TINY).decoder(), []
-    decoder.decode = lambda token, position: seen.append((token, position)) or np.zeros(1)
+    decoder.decode = lambda token, position: (
+        seen.append((token, position)) or np.zeros(TINY.vocab_size))
     for token in range(TINY.seq_len + 1):
         decoder.step(token)
     assert seen[TINY.seq_len:] == [(4, 0), (5, 1), (6, 2), (7, 3), (8, 4)]
