@@ -382,13 +382,13 @@ def test_ctrl_c_stops_a_reply_and_not_the_chat(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.endswith("stops a reply.\nYesYes!\n\n")
 
 
-@pytest.mark.parametrize("at", ["the prompt", "a token", "a draw"])
+@pytest.mark.parametrize("at", ["the prompt", "a token", "a sample"])
 def test_ctrl_c_in_a_continuation_reads_nothing_twice(at, tmp_path, monkeypatch):
     """In the middle of a long prompt, of which some is read; before a token, and behind it."""
     speaker = ne.Speaker(str(spoken(tmp_path, "Yes!")), ne.Decoder,
                          ne.Sampling(temperature=0.0, speculate=0).check())
-    stops = {"the prompt": 2, "a token": 3, "a draw": 2}[at]
-    owner, name = (ne.Reply, "draw") if at == "a draw" else (ne.Decoder, "compute")
+    stops = {"the prompt": 2, "a token": 3, "a sample": 2}[at]
+    owner, name = (ne.Reply, "sample") if at == "a sample" else (ne.Decoder, "compute")
     call, calls = getattr(owner, name), []
 
     def stopping(self, *args):
