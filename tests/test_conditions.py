@@ -50,7 +50,7 @@ def step(*parts):
 
 class Checked:
     """As much of a Decoder as its check of parts reads"""
-    cfg, texts = TINY, [[], []]
+    cfg, held_ids = TINY, [[], []]
 
 
 def run(tokens, **changes):
@@ -117,7 +117,7 @@ CASES = {
                          options(data="a\0")],
     "RunOptions.chosen": [lambda: TrainOptions.chosen(optimizer="adamw", muon_lr=0.1)],
     "State.check": [state(stops=[5]), state(template="\ud800")],
-    "stored": [lambda: ne.converted(np.ones((2, 2), np.float32), "f8")],
+    "converted": [lambda: ne.converted(np.ones((2, 2), np.float32), "f8")],
     "compile_kernels": [lambda: compile_kernels("f8")],
     "need_data": [lambda path=path: need_data(path, "a.bin")
                   for path in ("", "no such file", "/dev/null")],

@@ -225,7 +225,7 @@ def fast_pass(T):
 
 
 def part(slot=0, ids=(0, 0), wanted=1):
-    ne.Decoder.check(SimpleNamespace(cfg=TINY, texts=[[], []]), [ne.Part(slot, [*ids], wanted)])
+    ne.Decoder.check(SimpleNamespace(cfg=TINY, held_ids=[[], []]), [ne.Part(slot, [*ids], wanted)])
 
 
 def messages(n):
