@@ -268,6 +268,10 @@ def test_wrong_arguments_are_rejected_before_the_work(tmp_path, capsys):
     assert ne.plain_main(["train", "--data", str(ROOT / "data/shakespeare.txt"), "--steps",
                           "0"]) == 2
     assert "--steps: expected 1 or more, found 0" in capsys.readouterr().err
+    for value, word in (("-0.1", "--temperature"), ("inf", "--temperature"), ("0", "no.bin")):
+        assert ne.plain_main(["generate", "a", str(tmp_path / "no.bin"), "--temperature",
+                              value]) == 2
+        assert word in capsys.readouterr().err
     cfg = replace(ne.PRESETS["small"], seq_len=8)
     with pytest.raises(ne.UserError, match="the prompt has 9 tokens, .* up to 8; shorten it"):
         ne.write_reply("a" * 9, (cfg, bpe.train(b"", 259, bpe.SPECIALS), {}, None), ne.Choice(), 5)

@@ -338,6 +338,7 @@ ELSEWHERE = {
     "Explainer.check": ("test_ranges.py", "test_ids_to_explain_are_of_the_vocabulary"),
     "Reader.prompts": ("test_ranges.py", "test_a_prompt_of_ids_is_of_the_vocabulary"),
     "Reader.ids_of": ("test_ranges.py", "test_a_prompt_of_ids_is_of_the_vocabulary"),
+    "plain_main": ("test_plain.py", "test_wrong_arguments_are_rejected_before_the_work"),
     "use_threads": ("test_ranges.py", "test_threads_have_their_range"),
     "Server.explain": ("test_serve.py", "test_attention_weights"),
     "read_gguf": ("test_gguf.py", "test_the_number_of_parts_has_its_range"),
