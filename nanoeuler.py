@@ -189,7 +189,7 @@ else:                                        # simple versions of these, if the 
         return field(default=default, metadata={"help": text})
 
     def need_setting(ok, name, text):
-        """Like `need`.  That of the folder spells the name as the user typed it, as a flag."""
+        """`need` for a setting.  The folder has another one, which writes its name as a flag."""
         need(ok, f"{name}: {re.sub('[{}]', '', text)}")
 
 # ======== Part I: the program ========

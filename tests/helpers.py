@@ -38,7 +38,7 @@ FAST = ("--seq-len", "16", "--vocab-size", "280", "--batch", "64", "--threads", 
         "2")
 
 def constants(dtype, H, G, D, window):
-    """What kernels of attention are told about a model: ne.Constants"""
+    """The Constants of a model with these sizes, which kernels of attention take"""
     cfg = ne.replace(TINY, n_head=H, n_kv_head=G, head_dim=D, window=window)
     return ne.constants_of(cfg, dtype)
 

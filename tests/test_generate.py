@@ -190,7 +190,7 @@ def test_drafts_that_do_not_pay_are_left_out():
         pace.count(1, 2.0, True, True, reading=False)
     assert pace.plan(reader, o) == 0
     pace.count(9, 1.0, True, True, reading=False)
-    assert pace.plan(reader, o) == 0       # until the next trial
+    assert pace.plan(reader, o) == 0         # until the next trial
     assert pace.plan(reader, replace(o, speculate=2)) == 2
     tried = []                               # they never pay: trials become rare
     for pace.steps in range(64, 4000):

@@ -201,7 +201,7 @@ def test_part_one_uses_no_later_name_and_nothing_of_the_folder():
 
 
 def test_part_two_says_what_it_replaces_and_gives_an_example():
-    """In each section before its first definition, or at the place that the example explains."""
+    """The first before its first definition, the example at the place that it explains"""
     source = (ROOT / "nanoeuler.py").read_text(encoding="utf-8")
     part_one, part_two = source.split(PART_TWO)[:2]
     part_two = part_two.split("# ======== Part III")[0]
@@ -210,9 +210,7 @@ def test_part_two_says_what_it_replaces_and_gives_an_example():
     in_part_one = {n for n, _ in RULE.findall(part_one)}
     for number, text in zip(sections[::2], sections[1::2]):
         head = re.match(r"(# .*\n|#\n)*", text).group()
-        replaced = re.search(r"^# This replaces (.*?[^.\d]\.)(\s|$)", head.replace("\n# ", " "))
-        if not replaced:                     # Muon: after the function that the embedding needs
-            replaced = re.search(r"# This replaces (.*?\.)\s", text)
+        replaced = re.search(r"This replaces (.*?\.)\s", head.replace("\n# ", " "))
         assert replaced, f"section {number}: begin with the piece of Part I that it replaces"
         numbers = re.findall(r"(?<![\d.])\d+(?:\.\d+)?", replaced[1])
         assert numbers and {*numbers} <= in_part_one, (number, replaced[1])

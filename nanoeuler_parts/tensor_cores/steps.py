@@ -588,7 +588,7 @@ class RowsDecoder(Decoder):
             return None
         sampled = self.steps.draw(*found, requests, later)
         self.final = None                    # it stays on the device
-        if min(sampled) < 0:                   # the largest logit is not finite: `sample` raises
+        if min(sampled) < 0:                 # the largest logit is not finite: `sample` raises
             logits, _ = self.steps.compute(*found)
             ne.sample(logits[sampled.index(-1)], None, Sampling(temperature=0))
         for token, slot in zip(*found[:2]):
