@@ -41,10 +41,13 @@ from common import out_folder
 PARTS = ("twins", "kernels", "gradient", "tests", "memcheck", "racecheck")
 NEEDED = PARTS[:4]                           # compute-sanitizer comes with the CUDA toolkit only
 # The fingerprint is that of their code: all kernels, what launches them, and the tests
-DEVICE = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "nanoeuler_parts").rglob("*.py"))
+PACKAGE = ROOT / "nanoeuler_parts"
+DEVICE = [str(path.relative_to(ROOT)) for path in sorted(PACKAGE.rglob("*.py"))
           if path.parent.name == "tensor_cores" or path.parent.name in ("gpu", "ranks")
           and "from numba import" in path.read_text(encoding="utf-8")]
-PROVEN = ("nanoeuler_cuda.py", *DEVICE, "tests/oracles/naive_attention.py", "tests/test_gpu.py")
+CASES = [str(path.relative_to(ROOT)) for path in sorted(PACKAGE.glob("selftests/*.py"))]
+PROVEN = ("nanoeuler_cuda.py", *DEVICE, *CASES, "tests/oracles/naive_attention.py",
+          "tests/test_gpu.py")
 
 
 def code_of(text):
@@ -72,9 +75,9 @@ def fingerprint(root=ROOT):
 def twins():
     """{"kernel i": (norm, product with random numbers)} of the i-th output that a kernel's twin has
     in the smaller self-tests, float64.  Another number in the output changes the product."""
-    import nanoeuler_cuda
+    from nanoeuler_parts.selftests.run import all_cases
     found = {}
-    for name, cases in nanoeuler_cuda.op_tests(quick=True).items():
+    for name, cases in all_cases(quick=True).items():
         if name.endswith(", mma") or name == "one_tile_matmul":      # the same outputs again
             continue
         rng = np.random.default_rng(1)

@@ -192,7 +192,7 @@ def test_twins_that_compute_something_else_are_seen(of_twins, monkeypatch):
     rmsnorm = ne.rmsnorm_forward
     monkeypatch.setattr(ne, "rmsnorm_forward", lambda y, rstd, x, gain, eps: rmsnorm(
         y, rstd, x, gain, 2 * eps))
-    made = sys.modules["nanoeuler_cuda"].group_tests     # with the other function
+    made = sys.modules["nanoeuler_parts.selftests.run"].group_cases     # with the other function
     made.cache_clear()
     assert not gpu_tests.same_twins(of_twins, gpu_tests.twins())
     made.cache_clear()

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.selftests import bounds, cases, gradient, run
 
 
 @pytest.fixture(scope="module")
 def op_tests():
     with dry_run() as device:
         device.gpu.compute_capability = (9, 0)
-        return nc.op_tests(quick=False)
+        return run.all_cases(quick=False)
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +32,8 @@ def smaller(op_tests):
 
 def self_tests_are(monkeypatch, tests):
     """The program's self-tests are these, in one group."""
-    monkeypatch.setattr(nc, "test_groups", lambda quick: {"all": None})
-    monkeypatch.setattr(nc, "group_tests", lambda quick, group, path: tests)
+    monkeypatch.setattr(run, "case_groups", lambda quick: {"all": None})
+    monkeypatch.setattr(run, "group_cases", lambda quick, group, path: tests)
 
 
 def outputs(op_tests):
@@ -40,7 +41,7 @@ def outputs(op_tests):
     for name, cases in op_tests.items():
         for case in cases:
             for dtype, y in itertools.product(case.dtypes, case.expected()):
-                summed = dtype == "bf16" and isinstance(y, nc.Sum)
+                summed = dtype == "bf16" and isinstance(y, bounds.Sum)
                 yield name, dtype, y, "f32" if summed else dtype
 
 
@@ -53,17 +54,17 @@ def as_stored(y, kind):
 
 def test_what_is_expected_does_not_depend_on_when_it_is_computed(dry):
     """A case computes it when outputs are compared, when the loop that made the case has ended."""
-    class Eager(nc.OpTests):
+    class Eager(cases.OpTests):
         def add_case(self, name, expected, run, dtypes):
             found = [np.array(x) for x in expected()]
             super().add_case(name, lambda: found, run, dtypes)
 
     dry.gpu.compute_capability = (9, 0)
-    for add in nc.test_groups(True).values():
-        at_once, later = Eager(True), nc.OpTests(True)
+    for add in run.case_groups(True).values():
+        at_once, later = Eager(True), cases.OpTests(True)
         add(at_once), add(later)
-        for name, cases in later.tests.items():
-            for case, eager in zip(cases, at_once.tests[name], strict=True):
+        for name, of_kernel in later.tests.items():
+            for case, eager in zip(of_kernel, at_once.tests[name], strict=True):
                 found = case.expected()
                 assert all(np.array_equal(x, y, equal_nan=True)
                            for x, y in zip(found, eager.expected(), strict=True)), name
@@ -74,8 +75,8 @@ def test_rounding_is_no_fault(smaller):
     rng, seen = np.random.default_rng(1), set()
     for name, dtype, y, kind in outputs(smaller):
         seen.add(kind)
-        sums = 1 + (kind != "bf16") * 5 * nc.ROUNDOFF[kind] * rng.standard_normal(np.shape(y))
-        assert nc.fault(name, dtype, as_stored(y * sums, kind), y) == ""
+        sums = 1 + (kind != "bf16") * 5 * bounds.ROUNDOFF[kind] * rng.standard_normal(np.shape(y))
+        assert bounds.fault(name, dtype, as_stored(y * sums, kind), y) == ""
     assert seen == set(nc.DTYPES)
 
 
@@ -95,7 +96,7 @@ def test_one_wrong_entry_is_a_fault_of_any_kernel(smaller):
         for wrong in (x.flat[at] + small * (np.abs(y).max() or 1), np.nan, np.inf):
             spoilt = x.copy()
             spoilt.flat[at] = wrong
-            assert nc.fault(name, dtype, spoilt, y), (name, dtype, at)
+            assert bounds.fault(name, dtype, spoilt, y), (name, dtype, at)
 
 
 @pytest.mark.parametrize("rung", ["", ", mma"])
@@ -106,18 +107,18 @@ def test_a_lost_row_and_a_hole_are_faults(rung, op_tests):
                          key=lambda y: y[0].size)
     assert not semaphores.any()
     assert tall.shape == (17_100, 8) and dw.shape == (1288, 2056)
-    assert isinstance(dw, nc.Sum) and not isinstance(tall, nc.Sum)
+    assert isinstance(dw, bounds.Sum) and not isinstance(tall, bounds.Sum)
     for row in range(len(tall)):
         lost = np.abs(tall[row]).max() / np.abs(tall).max()
-        assert lost > 2 * nc.bounds("matmul" + rung, "bf16")[1], row
+        assert lost > 2 * bounds.bounds("matmul" + rung, "bf16")[1], row
     x = as_stored(tall, "bf16")
     x[-1] = 0
-    assert nc.fault("matmul" + rung, "bf16", x, tall)
+    assert bounds.fault("matmul" + rung, "bf16", x, tall)
     for m, n in ((0, 0), (640, 1000), (1280, 2048)):
         x = as_stored(dw, "f32")
         x[m:m + 8, n:n + 8] = 0
-        assert nc.relative_error(x, dw) < 1e-2           # too little for one bound for all
-        assert nc.fault("matmul_dw" + rung, "bf16", x, dw)
+        assert bounds.relative_error(x, dw) < 1e-2           # too little for one bound for all
+        assert bounds.fault("matmul_dw" + rung, "bf16", x, dw)
 
 
 def test_a_fault_of_one_output_fails_the_self_tests(op_tests, dry, monkeypatch, capsys):
@@ -126,7 +127,7 @@ def test_a_fault_of_one_output_fails_the_self_tests(op_tests, dry, monkeypatch, 
     expected = case.expected()
 
     def spoilt(i, dtype):
-        out = [as_stored(y, "f32" if isinstance(y, nc.Sum) and dtype == "bf16" else dtype)
+        out = [as_stored(y, "f32" if isinstance(y, bounds.Sum) and dtype == "bf16" else dtype)
                for y in expected]
         if i < len(out):
             out[i].flat[-1] += 0.05 * np.abs(out[i]).max()
@@ -135,7 +136,7 @@ def test_a_fault_of_one_output_fails_the_self_tests(op_tests, dry, monkeypatch, 
     for i in range(len(expected) + 1):
         spoilt_case = case._replace(run=functools.partial(spoilt, i))
         self_tests_are(monkeypatch, {"rmsnorm_forward": [spoilt_case]})
-        assert nc.self_tests() == (1 if i < len(expected) else 0)
+        assert run.self_tests() == (1 if i < len(expected) else 0)
         said = capsys.readouterr().out
         assert ("FAILED" in said) == ("at most" in said) == (i < len(expected)), said
 
@@ -143,10 +144,11 @@ def test_a_fault_of_one_output_fails_the_self_tests(op_tests, dry, monkeypatch, 
 def test_each_type_of_a_case_is_run_by_itself(dry, monkeypatch, capsys):
     """Twice, one after the other: so several processes can share the types."""
     ran = []
-    run = lambda i, dtype: ran.append((i, dtype)) or [np.ones(2)]
+    compute = lambda i, dtype: ran.append((i, dtype)) or [np.ones(2)]
     self_tests_are(monkeypatch, {"one": [
-        nc.Case(lambda: [np.ones(2)], functools.partial(run, i), ("f32", "f64")) for i in (0, 1)]})
-    assert nc.self_tests() == 0
+        cases.Case(lambda: [np.ones(2)], functools.partial(compute, i), ("f32", "f64"))
+        for i in (0, 1)]})
+    assert run.self_tests() == 0
     assert ran == [(i, dtype) for i in (0, 1) for dtype in ("f32", "f64") for _ in range(2)]
 
 
@@ -159,20 +161,20 @@ def test_what_is_expected_is_computed_while_other_processes_run(dry, monkeypatch
         yield lambda function, *args: SimpleNamespace(
             result=lambda: events.append("result") or [(np.ones(2), True)])
 
-    monkeypatch.setattr(nc, "processes", processes)
-    ops = nc.OpTests()
+    monkeypatch.setattr(run, "processes", processes)
+    ops = cases.OpTests()
     for i in range(3):
         ops.add_case("one", lambda i=i: events.append(i) or [np.ones(2)], None, ("f32", "f64"))
     self_tests_are(monkeypatch, ops.tests)
-    assert nc.self_tests(jobs=2) == 0
+    assert run.self_tests(jobs=2) == 0
     assert events == [0, 1, 2] + 6 * ["result"]
 
 
 def test_two_runs_that_differ_fail_the_self_tests(dry, monkeypatch, capsys):
     y, counter = np.ones(3), itertools.count()
-    run = lambda dtype: [y * (1 + 2.0 ** -52 * next(counter))]
-    self_tests_are(monkeypatch, {"one": [nc.Case(lambda: [y], run, ("f64",))]})
-    assert nc.self_tests() == 1
+    compute = lambda dtype: [y * (1 + 2.0 ** -52 * next(counter))]
+    self_tests_are(monkeypatch, {"one": [cases.Case(lambda: [y], compute, ("f64",))]})
+    assert run.self_tests() == 1
     assert "two runs differ" in capsys.readouterr().out
 
 
@@ -181,7 +183,7 @@ def test_a_gpu_that_computes_nonsense_fails_every_self_test(smaller, dry, monkey
     dry.gpu.compute_capability = (9, 0)
     for fill in (0.0, 1e9, np.nan):
         dry.fill = fill
-        assert nc.self_tests() == 1, fill
+        assert run.self_tests() == 1, fill
         lines = [line for line in capsys.readouterr().out.splitlines()[3:-1] if line[0] != " "]
         assert len(lines) == len(smaller) and [x for x in lines if "FAILED" not in x] == []
 
@@ -191,11 +193,11 @@ def test_a_gradient_of_nan_fails_the_check(dry, monkeypatch):
     zeros = lambda self, until, tokens, *_: np.zeros((len(tokens), self.cfg.n_mtp))
     monkeypatch.setattr(ne.Model, "run", zeros)
     monkeypatch.setitem(ne.PRESETS, "tiny", TINY)
-    assert nc.gradient_check("tiny", 2) == 0
+    assert gradient.gradient_check("tiny", 2) == 0
     spoil = lambda self, *_: dry.bad.add(self.g_flat.gpu_data.address)
     dry.bad = set()
     monkeypatch.setattr(nc.Model, "gradient", spoil)
-    assert nc.gradient_check("tiny", 2) == 1
+    assert gradient.gradient_check("tiny", 2) == 1
 
 
 @given(st.floats(width=32, allow_nan=False))
@@ -222,12 +224,12 @@ def test_bfloat16_survives():
 @pytest.mark.parametrize("old", [(7, 5), (8, 0)])
 def test_bfloat16_is_left_out_where_there_is_none(old, dry, monkeypatch, capsys):
     dry.gpu.compute_capability, seen = old, set()
-    self_tests_are(monkeypatch, {"one": [nc.Case(
+    self_tests_are(monkeypatch, {"one": [cases.Case(
         lambda: [np.ones(1)], lambda dtype: seen.add(dtype) or [np.ones(1)], tuple(nc.DTYPES))]})
-    assert nc.self_tests() == 0
+    assert run.self_tests() == 0
     assert seen == {"f32", "f64"} | ({"bf16"} if old == (8, 0) else set())
     zeros = lambda self, until, tokens, *_: np.zeros((len(tokens), self.cfg.n_mtp))
     monkeypatch.setattr(ne.Model, "run", zeros)
     monkeypatch.setitem(ne.PRESETS, "tiny", TINY)
-    assert nc.gradient_check("tiny", 2) == 0
+    assert gradient.gradient_check("tiny", 2) == 0
     assert ("bfloat16" in capsys.readouterr().out.split("tensor")[-1]) == (old == (8, 0))

@@ -17,6 +17,7 @@ if importlib.util.find_spec("numba_cuda") is None:
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.tools import on_gpu
+from nanoeuler_parts.selftests.bounds import relative_error
 from nanoeuler_parts.tensor_cores.rows import BY_ROWS
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
@@ -162,7 +163,7 @@ def test_muon_is_that_of_the_cpu(cfg, dtype, bound):
     ends = nc.to_host(gpu.flat).astype(np.float64)
     for name, x in named(cfg, ends).items():
         y = named(cfg, cpu.flat)[name]
-        assert nc.relative_error(x, y) < bound * nc.relative_error(y, before[name]), name
+        assert relative_error(x, y) < bound * relative_error(y, before[name]), name
 
 
 def test_a_run_by_muon_goes_on_in_the_other_program(tmp_path):
@@ -356,7 +357,7 @@ def test_a_decoder_computes_the_logits_of_the_forward_pass(cfg, dtype, tolerance
     decoder = model.decoder()
     logits = np.array([decoder.step(int(t)).copy() for t in tokens[0]])
     assert np.ptp(logits) > 0.1              # they say something
-    assert nc.relative_error(logits, forward_logits(model, tokens[0])) < tolerance
+    assert relative_error(logits, forward_logits(model, tokens[0])) < tolerance
 
 
 def test_a_full_context_slides_as_on_the_cpu():
@@ -364,7 +365,7 @@ def test_a_full_context_slides_as_on_the_cpu():
     cpu, gpu = ne.Decoder(TINY, flat), nc.Decoder(TINY, flat)
     for t in tokens[0]:
         expected = cpu.step(int(t)).copy()
-        assert nc.relative_error(gpu.step(int(t)), expected) < 1e-12
+        assert relative_error(gpu.step(int(t)), expected) < 1e-12
     assert gpu.tokens == cpu.tokens
 
 
@@ -381,7 +382,7 @@ def test_a_llama_of_other_settings_decodes_as_on_the_cpu(weights, tolerance):
     cpu = ne.Decoder(cfg, flat)
     for t in tokens[0]:
         expected = cpu.step(int(t)).copy()
-        assert nc.relative_error(gpu.step(int(t)), expected) < tolerance
+        assert relative_error(gpu.step(int(t)), expected) < tolerance
 
 
 # ---- options of other Llamas: contexts longer than the window, and than RoPE was trained for
@@ -483,7 +484,7 @@ def rounded_flat(cfg):
 
 def row_error(x, y):
     """The largest |x - y| / |y| of a row"""
-    return max(nc.relative_error(a, b) for a, b in zip(x, y, strict=True))
+    return max(relative_error(a, b) for a, b in zip(x, y, strict=True))
 
 
 @pytest.mark.parametrize("first", [1, BY_ROWS, 100], ids=["token", "rows", "prompt"])
@@ -538,7 +539,7 @@ def test_a_prompt_is_the_forward_pass_in_bfloat16(cfg):
     assert 0.002 < most < 0.05
     decoder, T = nc.Decoder(cfg, flat, "bf16"), cfg.seq_len
     first = decoder.read([ne.Part(0, ids, T)]).copy()
-    assert row_error(first, want) < most and nc.relative_error(first, want) > 1e-4
+    assert row_error(first, want) < most and relative_error(first, want) > 1e-4
     for _ in range(3):                       # and from the graph
         decoder.truncate(0)
         assert np.array_equal(decoder.read([ne.Part(0, ids, T)]), first)
@@ -665,7 +666,7 @@ def test_rows_after_a_truncation_a_copy_and_a_slide():
             decoder.read([ne.Part(0, ids[:begins], 1)])
         got, want = (x.read([ne.Part(0, ids[:3], 3)]).copy() for x in (many, cpu))
         assert row_error(got, want) < most and many.tokens == cpu.tokens
-        assert all(nc.relative_error(many.guesses(i), cpu.guesses(i)) < most for i in range(3))
+        assert all(relative_error(many.guesses(i), cpu.guesses(i)) < most for i in range(3))
 
 
 @pytest.mark.parametrize("prompt, n", [(3, 100), (40, 100), (200, 250)])
@@ -710,7 +711,7 @@ def test_heads_that_are_off_stay_as_they_are(weight, tied):
         same = [np.array_equal(x[i], y[i]) for x, y in zip(heads, after)]
         assert same == [weight[i + tied] == 0] * 2
     x, y = (model.buffers()[0] for model in models)
-    assert nc.relative_error(y, x) < 1e-6    # both as float32
+    assert relative_error(y, x) < 1e-6    # both as float32
 
 
 WITHOUT = """

@@ -84,6 +84,7 @@ LEVELS = [
     {"tools.on_gpu"},
     {"nanoeuler_cuda"},
     {"tensor_cores", "ranks"},
+    {"selftests"},
 ]
 # Folders of one level that may import each other
 SIBLINGS = {("machine", "files"), ("files", "machine"), ("gpu", "machine"), ("gpu", "files"),
@@ -95,14 +96,14 @@ UPWARD = {
     ("nanoeuler", "main", "cli"),
     ("chat.terminal", "conversation_in", "tuning"),      # /load reads the files of `sft`
     *(("tools.on_gpu", name, "nanoeuler_cuda")           # when its verb runs
-      for name in ("device_verb", "program_verb", "training_verb", "doctor")),
+      for name in ("device_verb", "self_tests", "gradient_check", "training_verb", "doctor")),
+    ("tools.on_gpu", "self_tests", "selftests"), ("tools.on_gpu", "gradient_check", "selftests"),
     ("tools.on_gpu", "training_verb", "ranks"),
     ("nanoeuler_cuda", "tensor_cores", "tensor_cores"),
-    ("nanoeuler_cuda", "add_rank_tests", "ranks"),
 }
 PARTS = sorted((ROOT / "nanoeuler_parts").rglob("*.py"))
 PROGRAMS = ("bpe.py", "nanoeuler.py", "nanoeuler_cuda.py", "check.py")
-ON_CUDA = "tensor_cores", "ranks"
+ON_CUDA = "tensor_cores", "ranks", "selftests"
 BELOW = {"bpe.py": {"bpe"}, "nanoeuler.py": {"bpe", "nanoeuler", "nanoeuler_parts"},
          "nanoeuler_cuda.py": {"bpe", "nanoeuler", "nanoeuler_cuda", "nanoeuler_parts"},
          "check.py": {"nanoeuler", "nanoeuler_parts"}}

@@ -6,7 +6,6 @@
     attention.py   FlashAttention
     rows.py        the kernels of a decoder's step
     steps.py       the steps as graphs, prompts, and the decoder
-    selftests.py   the self-tests of the kernels above
 
 All products multiply bfloat16 and add in float32.  There are two kernel paths:
 

@@ -54,15 +54,19 @@ def device_verb(verb, **engine):
         return verb(**{name: getattr(nc, part) for name, part in engine.items()}, **flags)
     return run
 
-def program_verb(name):
-    """Returns the function of a verb that opens the GPU and calls this function of
-    nanoeuler_cuda.py.
-    """
-    def run(**flags):
-        import nanoeuler_cuda as nc
-        nc.open_device()
-        return getattr(nc, name)(**flags)
-    return run
+def self_tests(**flags):
+    """Opens the GPU and runs the self-tests."""
+    import nanoeuler_cuda as nc
+    from nanoeuler_parts.selftests import run
+    nc.open_device()
+    return run.self_tests(**flags)
+
+def gradient_check(**flags):
+    """Opens the GPU and compares the gradient of a whole model with the CPU's."""
+    import nanoeuler_cuda as nc
+    from nanoeuler_parts.selftests import gradient
+    nc.open_device()
+    return gradient.gradient_check(**flags)
 
 def training_verb(run):
     """Returns the function of a verb that trains: under a launcher as one rank, with --gpus by
@@ -102,13 +106,13 @@ PRESET = arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),
              help="size of a new model (default: base)")
 
 def test_verb(add):
-    add(program_verb("self_tests"),
+    add(self_tests,
         arg("--quick", action="store_true", help="skip the largest shapes"),
         arg("--jobs", type=int, default=0, help="number of processes that compile and run the "
             "tests; 0: one per CPU core, at most 16"))
 
 def g_verb(add):
-    add(program_verb("gradient_check"), PRESET,
+    add(gradient_check, PRESET,
         arg("--batch", type=int, default=1, help="number of sequences"))
 
 def t_verb(add):

@@ -1,7 +1,7 @@
-"""Self-tests of this package's kernels, except products and attention.
+"""The self-tests of the kernels of tensor_cores/, except products and attention.
 
-The self-tests of nanoeuler_cuda.py cover products and attention: its functions call the kernels of
-this package, and the tests compare them with nanoeuler.py.
+ops.py covers products and attention: the functions of nanoeuler_cuda.py call the kernels of
+tensor_cores/ if the GPU can run them.
 """
 import functools
 import math
@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 
 import nanoeuler as ne
-from nanoeuler_cuda import (
-    as_sum, Decoder, expected_logits, kernel_path, nearest_bf16, new, to_device,
-)
+from nanoeuler_cuda import Decoder, kernel_path, new, to_device
 from nanoeuler_parts.gpu.launches import at_most, gpu, launch
+from nanoeuler_parts.selftests.bounds import as_sum
+from nanoeuler_parts.selftests.cases import nearest_bf16
+from nanoeuler_parts.selftests.ops import expected_logits
 from nanoeuler_parts.tensor_cores.rows import (
     AT_ONCE, BY_ROWS, choose_kernel, COUNTS, DRAW_FIELDS, N_WANTED, RING,
 )
@@ -89,7 +90,7 @@ def add_prompt_tests(ops):
             read = functools.partial(below, top, prompt_test, cfg, flat, texts)
             ops.add_case("prompt" + suffix, expected, read, ("bf16",))
 
-# nanoeuler_cuda.py adds these groups to its own tests, which cover products and attention
+# run.py adds these groups to those of ops.py
 GROUPS = {"one_tile": add_one_tile_tests, "copy_slot": add_copy_slot_tests,
           "choose": add_choose_tests, "prompt": add_prompt_tests, "rows": add_rows_tests}
 
