@@ -20,6 +20,7 @@ from numba import cuda
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.selftests.run import all_cases
 from nanoeuler_parts.tensor_cores import steps
 from nanoeuler_parts.tensor_cores.rows import MERGE_FROM, TURNS_AT_ONCE, keys_per_split
 from nanoeuler_parts.tensor_cores.steps import whole_smem
@@ -700,7 +701,7 @@ def test_the_program_runs_without_the_tensor_cores(dry, monkeypatch, capsys):
         decoder = nc.Decoder(SMALL, np.zeros(ne.n_params(SMALL), np.float32), "")
         assert decoder.kept_as == "f32" and not decoder.rows_are_cheap
         assert {x.kernel.py_func.__module__ for x in dry.launches} == {"nanoeuler_cuda"}
-        assert nc.op_tests(quick=True)
+        assert all_cases(quick=True)
         assert capsys.readouterr().err.count("tensor_cores is missing, so") == 1
     finally:
         nc.tensor_cores.cache_clear()

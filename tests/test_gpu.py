@@ -17,7 +17,7 @@ if importlib.util.find_spec("numba_cuda") is None:
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.tools import on_gpu
-from nanoeuler_parts.selftests.bounds import relative_error
+from nanoeuler_parts.selftests.bounds import errors, relative_error
 from nanoeuler_parts.tensor_cores.rows import BY_ROWS
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
@@ -228,9 +228,9 @@ def gradient_errors(cfg, dtype, naive):
     for model in (cpu, gpu):
         model.gradient(tokens, targets, weight)
     host = nc.to_host(gpu.g_flat)
-    out = {name: nc.errors(x, y)
+    out = {name: errors(x, y)
            for name, x, y in zip(cpu.g._fields, ne.views(host, gpu.table), cpu.g, strict=True)}
-    out["losses"] = nc.errors(gpu.update(hyper(1))[0], cpu.update(hyper(1))[0])
+    out["losses"] = errors(gpu.update(hyper(1))[0], cpu.update(hyper(1))[0])
     return out
 
 
@@ -269,7 +269,7 @@ def test_what_is_made_again_is_what_was_made(cfg, naive):
             assert made[True] == made[False]
             continue
         for x, y in zip(made[True], made[False], strict=True):
-            assert all(error < 0.1 for error in nc.errors(x, y))
+            assert all(error < 0.1 for error in errors(x, y))
 
 
 @ways
