@@ -2408,11 +2408,16 @@ class Model:
     def gradient(self, tokens, targets, weight):
         """g += d(sum_bk weight[b, k] CE_bk)/dp     weight (B, P), or (P,) for every sequence
         Heads after the last one with a nonzero weight are not computed."""
-        if self.has_failed:                  # g was kept until here for `first_bad_tensor`
-            self.g_flat[:] = 0
-            self.has_failed = False
+        self.forget_failure()
         outputs = self.outputs_with(weight)
         self.ce[:outputs] += self.run(GRADIENT, tokens, targets, weight, outputs).sum(0)
+
+    def forget_failure(self):
+        """Sets the gradients to zero if they are not finite.  `update` has left them as they were,
+        for `first_bad_tensor`."""
+        if self.has_failed:
+            self.g_flat[:] = 0
+            self.has_failed = False
 
     def outputs_with(self, weight):
         """The number of heads up to the last one with a nonzero weight.  Notes the heads that have

@@ -77,7 +77,7 @@ from collections import namedtuple
 from dataclasses import replace
 from typing import NamedTuple
 
-from nanoeuler_parts.gpu.doctor import HERE, ON_CPU, PIP, report
+from nanoeuler_parts.gpu.doctor import HERE, is_ours, ON_CPU, PIP, report
 from nanoeuler_parts.gpu.place import take_own_gpu
 
 # Run as a program, this file imports itself as the module nanoeuler_cuda and calls its `main`.
@@ -88,6 +88,8 @@ if __name__ == "__main__":
     try:
         import nanoeuler_cuda
     except ImportError as e:                 # a package that is imported below is missing
+        if is_ours(e):
+            raise
         try:
             from nanoeuler_parts.tools.on_gpu import show_help
         except ImportError:                  # not even the CPU program's packages are installed
@@ -118,9 +120,9 @@ try:
     )
     from nanoeuler_parts.gpu.processes import processes
     from nanoeuler_parts.gpu.numbers import ctype, exp, stored, value, vector
-except (NameError, SyntaxError):             # a fault in these files, not in the installation
-    raise
 except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: an AttributeError
+    if is_ours(e):                           # a fault in these files, not in the installation
+        raise
     kind = "" if type(e).__name__ in ("UserError", "ModuleNotFoundError") else (
         f"{type(e).__name__}: ")
     raise ImportError(f"{kind}{e}; repair it with: {PIP}") from e
@@ -213,15 +215,19 @@ def computing(dtype):
     """The type of sums, norms and master weights: float32 for bfloat16."""
     return np.dtype(np.float32) if dtype == np.uint16 else dtype
 
+# Rows and columns of the tiles of a product on path wgmma (tensor_cores/matmul.py)
+HOPPER_TILE = 128, 256
+
 def rows_a_chunk(cfg, BT, itemsize):
     """R: the number of rows whose logits are in memory at the same time.
 
     The logits of all heads take about 384 MB at most.  The product of their gradient with lm_head,
-    (R, C), is computed in tiles of 128 x 256.  A wave of tiles has up to one per multiprocessor.  A
-    large R is rounded down to whole waves, so that no multiprocessor idles."""
+    (R, C), is computed in tiles, of HOPPER_TILE on an H100.  A wave of tiles has up to one per
+    multiprocessor.  A large R is rounded down to whole waves, so that no multiprocessor idles."""
     rows = (384 << 20) // (cfg.n_mtp * cfg.vocab_size * itemsize)
-    across = -(-cfg.n_embd // 256)           # tiles side by side
-    rows_a_round = 128 * max(1, cuda.get_current_device().MULTIPROCESSOR_COUNT // across)
+    tile_rows, tile_columns = HOPPER_TILE
+    across = cdiv(cfg.n_embd, tile_columns)  # tiles side by side
+    rows_a_round = tile_rows * max(1, cuda.get_current_device().MULTIPROCESSOR_COUNT // across)
     if rows > rows_a_round:
         rows -= rows % rows_a_round
     return min(BT, max(128, rows))
@@ -299,11 +305,9 @@ class Needs(NamedTuple):
     batch: int                               # of a micro-batch
     samples: int                             # while a sample text is generated
 
-def most_sequences(T):
-    """The largest number of sequences of T tokens in a micro-batch.  A grid has at most 65,535
-    blocks along y and along z.  Attention has one per sequence along z, and portable products have
-    one per TILE rows along y."""
-    return min(65535, 65535 * TILE // T)
+# The largest number of sequences in a micro-batch: attention has one block per sequence along z,
+# and a grid has at most 65,535 blocks along y and along z
+MOST_SEQUENCES = 65535
 
 def needs_of(table):
     """Returns the Needs of a memory_table."""
@@ -445,7 +449,8 @@ def matmul_kernel(out, a, b, add):
     """out[z, h] = add * out[z, h] + a[z, h H' / H] b[z, h H'' / H], with indices rounded down: if a
     or b has fewer matrices than out, neighbouring h share one.
 
-    One block of (16, 16) threads per 128 x 128 tile of out.   grid (N / 128, M / 128, Z * H)
+    One block of (16, 16) threads per 128 x 128 tile of out, row by row.
+    grid (M / 128 * N / 128, 1, Z * H)
     out (Z, H, M, N), a (Z, H', M, K), b (Z, H'', K, N), all with any strides
 
     Each round copies 16 k of 128 rows of A and of 128 columns of B to shared memory.  So a block
@@ -458,7 +463,9 @@ def matmul_kernel(out, a, b, add):
     A, B = a[z, h * a.shape[1] // H], b[z, h * b.shape[1] // H]
     C = out[z, h]
     (M, N), K = C.shape, A.shape[1]
-    m0, n0 = cuda.blockIdx.y * TILE, cuda.blockIdx.x * TILE
+    tiles_across = (N + TILE - 1) // TILE
+    m0 = cuda.blockIdx.x // tiles_across * TILE
+    n0 = cuda.blockIdx.x % tiles_across * TILE
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     t = 16 * y + x
     # A tile is 128 rows or columns (m or n) times 16 k, and a thread fetches eight numbers of it.
@@ -499,7 +506,8 @@ def batched_matmul(out, a, b, add=False):
     """out = [out +] a b for arrays (Z, H, M, N), (Z, H', M, K), (Z, H'', K, N), or matrices."""
     out, a, b = map(as_4d, (out, a, b))
     Z, H, M, N = out.shape
-    launch(matmul_kernel, out, a, b, add, grid=(cdiv(N, TILE), cdiv(M, TILE), Z * H),
+    # All tiles along x, where a grid may have two billion blocks: along y, 65,535 are the limit
+    launch(matmul_kernel, out, a, b, add, grid=(cdiv(M, TILE) * cdiv(N, TILE), 1, Z * H),
            block=(16, 16))
 
 def as_4d(x):
@@ -1037,11 +1045,11 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
                      smem=(3 * N * D_ROW + N * P_ROW) * itemsize,
                      back_smem=(4 * N * D_ROW + 2 * N * P_ROW) * itemsize)
 
-def attention_kernels(D, dtype, window):
-    """The Attention for head size D.  Tensor cores compute it if the type is bfloat16, there is no
-    window, and D is 32, 64 or 128."""
+def attention_kernels(D, dtype, window, T, BT):
+    """The Attention for head size D and sequences of T rows, BT in all.  Tensor cores compute it if
+    the type is bfloat16, there is no window, and D is 32, 64 or 128."""
     if dtype == np.uint16 and not window and kernel_path() != "portable":
-        if found := tensor_cores().attention.fast_attention(D):
+        if found := tensor_cores().attention.fast_attention(D, T, BT):
             return found
     smem_bytes = min(99 << 10, cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
     return portable_attention(D, computing(dtype).itemsize, smem_bytes, window)
@@ -1056,7 +1064,7 @@ def attention_forward(o, lse, qkv, T, D, window=0):
     BT, HD = o.shape
     G = (qkv.shape[1] - HD) // (2 * D)
     scale = number(qkv, 1 / math.sqrt(D))
-    k = attention_kernels(D, qkv.dtype, window)
+    k = attention_kernels(D, qkv.dtype, window, T, BT)
     launch(k.forward, o, lse, k.operand(qkv), T, G, scale,
            grid=(cdiv(T, k.rows), HD // D, BT // T), block=k.block, smem=k.smem)
 
@@ -1066,7 +1074,7 @@ def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D, window=0):
     BT, HD = o.shape
     H, G = len(lse), (qkv.shape[1] - HD) // (2 * D)
     scale = number(qkv, 1 / math.sqrt(D))
-    k = attention_kernels(D, qkv.dtype, window)
+    k = attention_kernels(D, qkv.dtype, window, T, BT)
     given = (dqkv, delta, k.operand(do), k.operand(o), lse, k.operand(qkv), cos, sin, T, HD, scale)
     tiles, B = cdiv(T, k.back_rows), BT // T
     launch(k.dq, *given, grid=(tiles, H, B), block=k.block, smem=k.back_smem)      # and delta
@@ -1316,7 +1324,8 @@ class Model:
     """Parameters, gradients and moments on the device, and buffers for micro-batches (B, T).
 
     The interface is Engine (runs/engine.py).  `update` and `losses` return results and wait for the
-    device.  `gradient` waits for earlier work, queues its own, and returns."""
+    device.  `gradient` queues its work and returns.  It waits only until the tokens of the call
+    before have been copied, so the host is at most one micro-batch ahead."""
 
     program, talk, buffer_table = "nanoeuler_cuda.py", "c", staticmethod(buffer_table)
     attention_ops = attention_forward, attention_backward            # tests/oracles/ has others
@@ -1363,12 +1372,14 @@ class Model:
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
         # Two Hypers: the second one is for the embedding, in a run with Muon
         self.staged_hyper = np.zeros((2, len(ne.Hyper._fields)))
+        self.staged_read = cuda.event(False)             # the last copy of `stage` has been made
         self.hyper = self.put(self.staged_hyper, np.float64)
         self.partial = new(NORM_PARTS, np.float64)
         self.semaphores = to_device(np.zeros(SEMAPHORES, np.uint32))
         self.zero = np.zeros(cfg.n_mtp + 1)
         self.micro = {}                      # arguments of `micro_batch` -> its result
         self.maps = {}                       # tensor maps of the buffers below: see `at_most`
+        self.has_failed = False              # the last `update` found a |g| that is not finite
         self.weighted_heads = set()          # heads with a nonzero weight since the last `update`
         self.updates = {}                    # weighted heads, Newton-Schulz steps -> graph
         self.update_maps = {}                # tensor maps of Muon's working memory
@@ -1437,7 +1448,7 @@ class Model:
         """Returns how many sequences of T tokens fit into 90 % of the memory that is free or held
         by the current buffers, with room for generating a sample; 0 if none fits.
 
-        See also most_sequences."""
+        At most MOST_SEQUENCES."""
         release_garbage()
         free = free_bytes()
         if self.shape:
@@ -1446,7 +1457,7 @@ class Model:
         def bytes_needed(B):
             needs = needs_of(self.memory(B, T))
             return needs.batch + needs.samples
-        sizes = range(1, most_sequences(T) + 1)
+        sizes = range(1, MOST_SEQUENCES + 1)
         return bisect.bisect_right(sizes, 0.9 * free, key=bytes_needed)
 
     def micro_batch(self, B, asked=None, T=None):
@@ -1458,7 +1469,7 @@ class Model:
         if (B, asked, T) not in self.micro:
             fits = self.fitting(T)
             if asked:
-                size = min(asked, B, most_sequences(T))
+                size = min(asked, B, MOST_SEQUENCES)
             else:
                 parts = math.ceil(B / max(1, min(fits, B)))
                 size = math.ceil(B / parts)
@@ -1651,7 +1662,7 @@ class Model:
         for x in (tokens, targets):
             need(x.max() < V, f"expected token ids below {V}, got {x.max()}")
         need(tokens.min() >= 0, f"expected token ids from 0 on, got {tokens.min()}")
-        gpu.stream.synchronize()             # an earlier copy may still read `staged`
+        self.staged_read.synchronize()       # the copy of an earlier call may still read `staged`
         staged = self.staged.reshape(-1, B, T)           # tokens, then targets of each head
         staged[0, :b] = tokens
         staged[0, b:] = -1                   # padding
@@ -1661,22 +1672,31 @@ class Model:
         self.staged_weight[:b] = weight
         self.staged_weight[b:] = 0
         self.weight.copy_to_device(self.staged_weight, stream=gpu.stream)
+        self.staged_read.record(gpu.stream)
 
     def gradient(self, tokens, targets, weight):
         """Queues g += d(sum_bk weight[b, k] CE_bk)/dp of one micro-batch, and its losses.  Output
         heads after the last one with a nonzero weight are not computed.
 
         tokens (B, T), targets (P, B, T), weight (B, P), or (P,) for every sequence"""
+        self.forget_failure()
         outputs = self.outputs_with(weight)
         self.prepare(*tokens.shape)
         self.stage(tokens, targets, weight)
         with at_most(self.top, self.maps):
             self.gradient_graphs[outputs](functools.partial(self.queue_gradient, outputs))
 
+    def forget_failure(self):
+        """Sets the gradients to zero if they are not finite, as in nanoeuler.Model."""
+        if self.has_failed:
+            self.g_flat.gpu_data.memset(0, stream=gpu.stream)
+            self.has_failed = False
+
     def update(self, hyper):
         """Clips the gradients, updates the parameters, and sets the gradients to zero.  Muon
         updates the matrices of the layers, unless hyper.muon_lr is 0, and AdamW all others.  Output
-        heads whose weights were all zero since the last update are not updated.
+        heads whose weights were all zero since the last update are not updated.  If |g| is not
+        finite, nothing changes, and the next `gradient` begins with zeros.
 
         hyper: nanoeuler.Hyper     Waits for the device, and returns (cross-entropy of each head,
         summed since the last update, and |g| before clipping)."""
@@ -1687,6 +1707,7 @@ class Model:
         self.weighted_heads = set()
         results = to_host(self.results)
         self.results.copy_to_device(self.zero, stream=gpu.stream)
+        self.has_failed = not math.isfinite(results[-1])
         return results[:-1], float(results[-1])
 
     def stage_hyper(self, hyper):

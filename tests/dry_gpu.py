@@ -57,6 +57,7 @@ class Memory:
 
     def memset(self, byte, count=None, stream=0):
         assert byte == 0 and stream is nc.gpu.stream         # or a graph would not record it
+        self.device.cleared.append(self.address)
 
     @property
     def device_pointer(self):
@@ -119,7 +120,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         (Z, H, M, N), K = out.shape, a.shape[3]
         assert a.shape == (Z, a.shape[1], M, K) and b.shape == (Z, b.shape[1], K, N)
         assert H % a.shape[1] == 0 == H % b.shape[1]
-        self.runs((tiles(N, 128), tiles(M, 128), Z * H), (16, 16))
+        self.runs((tiles(M, 128) * tiles(N, 128), 1, Z * H), (16, 16))
         apart(out, a, b)
 
     def wgmma_kernel_kernel(self, map_a, map_b, map_out, semaphores, x, M, N, K, splits):
@@ -242,7 +243,8 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
     def tensor_attention(self, qkv, T, HD, *rows):
         B, H, G, D = self.attention(qkv, T, HD, *rows)
-        hopper = nc.kernel_path() == "wgmma" and D == 64
+        hopper = self.args[2 if self.name.endswith("forward_forward") else 5].dtype == np.uint64
+        assert hopper == (nc.kernel_path() == "wgmma" and D == 64 and (T % 64 == 0 or B == 1))
         assert D in (32, 64, 128) and self.kernel in tensor_attention(D, hopper)
         return B, H, G, D, tensor_attention(D, hopper)
 
@@ -514,6 +516,7 @@ class Device:
 
     def __init__(self, total):
         self.total, self.used, self.peak, self.address, self.launches = total, 0, 0, 1 << 20, []
+        self.cleared = []                    # addresses of memory that was set to zero
         self.configs = {}                    # by kernel, grid, block and shared memory
         self.maps, self.fill, self.bad = {}, 0.0, ()
         self.written = set()                 # addresses of arrays that came from the host

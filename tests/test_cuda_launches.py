@@ -2,6 +2,7 @@
 remembers, and in which order the host waits."""
 import contextlib
 import gc
+import math
 import sys
 import weakref
 from dataclasses import replace
@@ -509,10 +510,12 @@ def test_a_recording_ends_whatever_happens(said):
         graph(function)
     assert said[1:] == ["cuStreamBeginCapture", "runs, collecting False", "cuStreamEndCapture"]
     assert gc.isenabled()
+    graph.destroy()                          # what was recorded until then, and no more
+    assert said[4:] == ["cuGraphDestroy"]
     graph(function)
-    assert said[4:] == ["cuStreamBeginCapture", "runs, collecting False", "cuStreamEndCapture",
+    assert said[5:] == ["cuStreamBeginCapture", "runs, collecting False", "cuStreamEndCapture",
                         "cuGraphInstantiate", "cuGraphLaunch"] and gc.isenabled()
-    graph.graph = None                       # it is none
+    graph.graph = graph.recorded = None      # they are none
 
 
 def test_only_a_function_that_has_run_is_recorded(said):
@@ -530,7 +533,7 @@ def test_only_a_function_that_has_run_is_recorded(said):
     assert said == []
     graph(function)
     assert said[0] == "cuStreamBeginCapture" and said[-1] == "cuGraphLaunch"
-    graph.graph = None                       # it is none
+    graph.graph = graph.recorded = None      # they are none
 
 
 def test_a_recording_leaves_the_garbage_collector_as_it_was(said):
@@ -542,7 +545,7 @@ def test_a_recording_leaves_the_garbage_collector_as_it_was(said):
         assert "cuStreamEndCapture" in said and not gc.isenabled()
     finally:
         gc.enable()
-    graph.graph = None                       # it is none
+    graph.graph = graph.recorded = None      # they are none
 
 
 def test_a_full_context_slides(dry):
@@ -671,6 +674,37 @@ def test_padding_is_no_token(dry):
     model.stage(np.ones((2, 8), np.int32), np.ones((SMALL.n_mtp, 2, 8), np.int32), 0.0)
     tokens = model.staged.reshape(-1, 3, 8)[0]
     assert (tokens[:2] == 1).all() and (tokens[2] == -1).all()
+
+
+@pytest.mark.parametrize("hyper", [{}, dict(muon_lr=0.02, momentum=0.9, newton_schulz=2.0)])
+def test_the_gradients_after_a_failure_begin_with_zeros(hyper, dry, monkeypatch):
+    """They stay for first_bad_tensor, until the next `gradient`."""
+    model, hyper = blank(SMALL), ne.Hyper(*np.ones(8), **hyper)
+    g = model.g_flat.gpu_data.address
+    for norm, expected in ((1.0, 0), (math.inf, 1), (1.0, 0), (math.nan, 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(nc, "to_host", lambda x, norm=norm: np.full(x.shape, norm))
+            model.update(hyper)
+        dry.cleared.clear()
+        for _ in range(2):
+            model.gradient(np.ones((2, 8), np.int32), np.ones((SMALL.n_mtp, 2, 8), np.int32),
+                           np.ones(SMALL.n_mtp))
+        assert dry.cleared.count(g) == expected
+
+
+def test_the_host_waits_for_the_last_copy_of_tokens_only(dry, monkeypatch):
+    """So it can prepare a micro-batch while the device computes the one before."""
+    model, said = blank(SMALL), []
+    model.prepare(2, 8)
+    staged = lambda: model.stage(np.full((2, 8), 7, np.int32),
+                                 np.ones((SMALL.n_mtp, 2, 8), np.int32), 0.0)
+    monkeypatch.setattr(nc.gpu.stream, "synchronize", lambda: said.append("waits for all"))
+    monkeypatch.setattr(nc.DeviceNDArray, "copy_to_device", lambda *_, **__: said.append("copy"))
+    model.staged_read = SimpleNamespace(
+        synchronize=lambda: said.append(f"waits, {(model.staged == 7).any()}"),
+        record=lambda stream: said.append("records"))
+    staged()
+    assert said == ["waits, False", "copy", "copy", "records"]
 
 
 def test_a_decoder_keeps_few_graphs(dry, monkeypatch):

@@ -249,14 +249,13 @@ def test_what_is_no_lack_of_memory_is_not_called_so(dry, monkeypatch):
         model.prepare(2, 128)
 
 
-def test_no_more_rows_than_a_grid_has_tiles():
-    """A card of terabytes: portable products have their rows along y."""
-    cfg = replace(ONE, n_embd=8, n_hidden=8, n_head=2, n_kv_head=1, head_dim=2, vocab_size=8,
-                  seq_len=1000)
-    with dry_run(1 << 50):
-        model = blank(cfg)
-        assert model.fitting(1000) == 65535 * nc.TILE // 1000
-        assert model.fitting(100) == 65535
+@pytest.mark.parametrize("rows, columns", [(8, 9 << 20), (9 << 20, 8)])
+def test_a_portable_product_has_as_many_tiles_as_it_needs(rows, columns, dry):
+    """More than 65,535 of them, along either side: the limit of a grid's y"""
+    out, x, w = nc.new((rows, columns), np.float32), nc.new((rows, 4), np.float32), nc.new(
+        (columns, 4), np.float32)
+    nc.matmul(out, x, w)
+    assert dry.launches[-1].grid == (9 << 13, 1, 1)
 
 
 def test_no_more_sequences_than_a_grid_has_blocks(dry):

@@ -447,6 +447,34 @@ metadata.version = lambda name: "0.31.0" if name == "numba-cuda" else version(na
     names_the_remedy(result, "numba-cuda 0.30", "private parts")
 
 
+def fault(function, *args):
+    try:
+        function(*args)
+    except Exception as e:
+        return e
+
+
+@pytest.mark.parametrize("is_ours, found", [
+    (True, lambda: fault(nc.view, None, 0, (1,))),       # an AttributeError, in this program's code
+    (True, lambda: fault(__import__, "nanoeuler_parts.gpu.none")),
+    (False, lambda: fault(np.ones(2).reshape, 3)),       # in this test
+    (False, lambda: fault(json.loads, 5)),               # a TypeError, in the code of a package
+    (False, lambda: fault(__import__, "numba_cuda_none")),
+    (False, lambda: fault(ne.need, False, "a package is too old"))])
+def test_whose_fault_it_is(is_ours, found):
+    assert doctor.is_ours(found()) == is_ours
+
+
+def test_a_fault_of_the_program_is_not_blamed_on_packages(tmp_path):
+    """As after an edit: a name that another file still imports"""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, types; name = 'nanoeuler_parts.gpu.numbers'\n"
+        "sys.modules[name] = types.ModuleType(name)\n", encoding="utf-8")
+    result = gpu("doctor", cwd=tmp_path, env=dict(HIDDEN, PYTHONPATH=str(tmp_path)))
+    assert result.returncode == 1 and "Traceback" in result.stderr
+    assert "cannot import name 'ctype'" in result.stderr and "pip install" not in result.stderr
+
+
 def test_importing_it_without_numba_cuda(without_numba_cuda, tmp_path):
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import nanoeuler_cuda"
     result = python("-S", "-c", code, cwd=tmp_path, env=without_numba_cuda)

@@ -16,6 +16,7 @@ if importlib.util.find_spec("numba_cuda") is None:
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.gpu import launches
 from nanoeuler_parts.tools import on_gpu
 from nanoeuler_parts.selftests.bounds import errors, relative_error
 from nanoeuler_parts.tensor_cores.rows import BY_ROWS
@@ -685,6 +686,43 @@ def test_samples_of_a_run_in_bfloat16_are_of_rows():
     train(model, 1)
     decoder.truncate(0)
     assert decoder.rows_are_cheap and np.array_equal(decoder.step(3), logits)
+
+
+@pytest.mark.parametrize("muon", [{}, MUON], ids=["adamw", "muon"])
+@pytest.mark.parametrize("dtype", nc.DTYPES)
+def test_a_step_after_a_failed_one_is_like_the_first(dtype, muon):
+    """A skipped step leaves nothing behind in the gradients."""
+    cfg = CFGS["eights"]
+    failed, fresh = engine(cfg, dtype), engine(cfg, dtype)
+    failed.gradient(*batch(cfg, 2, 1), np.full(cfg.n_mtp, np.inf))
+    _, norm = failed.update(hyper(1, **muon))
+    assert not np.isfinite(norm) and not np.isfinite(nc.to_host(failed.g_flat)).all()
+    assert failed.first_bad_tensor() != "the loss is not finite"
+    assert train(failed, 1, **muon) == train(fresh, 1, **muon)
+
+
+@pytest.mark.parametrize("T", [70, 128])
+@pytest.mark.parametrize("top", nc.PATHS)
+def test_an_infinite_number_of_a_sequence_stays_in_it(top, T):
+    """T rows end inside a tile of 64 rows, which then also has rows of the next sequence."""
+    D, H, G, B = 64, 2, 1, 3
+    rng = np.random.default_rng(0)
+    widths = dict(qkv=(H + 2 * G) * D, do=H * D)
+    clean = {name: rng.normal(size=(B * T, n)).astype(np.float32) for name, n in widths.items()}
+    bad = {name: x.copy() for name, x in clean.items()}
+    for x in bad.values():
+        x[T:2 * T] = np.inf
+    found = []
+    for given in clean, bad:
+        qkv, do = (nc.to_device(to_bf16(given[name])) for name in widths)
+        o, dqkv = nc.new((B * T, H * D), np.uint16), nc.new(qkv.shape, np.uint16)
+        lse, delta = (nc.new((H, B * T), np.float32) for _ in range(2))
+        cos, sin = (nc.to_device(np.ones((T, D // 2), np.float32)) for _ in range(2))
+        with launches.at_most(top):
+            nc.attention_forward(o, lse, qkv, T, D)
+            nc.attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D)
+        found.append([nc.Model.host(x).reshape(B, T, -1)[[0, 2]] for x in (o, dqkv)])
+    assert all(np.array_equal(x, y) and np.isfinite(x).all() for x, y in zip(*found))
 
 
 @pytest.mark.parametrize("weight", [(1, 0, 0, 0), (1, 0, 0.5, 0)])

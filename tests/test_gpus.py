@@ -159,8 +159,9 @@ def test_a_signal_ends_all_after_the_same_step(tmp_path):
 def test_no_room_for_a_checkpoint_ends_all(tmp_path):
     """As on a full disk: the first rank cannot write the last one."""
     path = tmp_path / "a.bin"
+    limit = 2 * ne.n_params(ne.PRESETS["small"])         # half of what the parameters take
     run = start("t", *SMALL, "--steps", 30, "--out", path, gpus=ALL, preexec_fn=lambda: (
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10 << 20, 10 << 20))))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))))
     code, _, err = end(run, timeout=300)
     assert code == 2 and "File too large" in err and "Traceback" not in err, err
     assert not path.exists()

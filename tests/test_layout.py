@@ -422,11 +422,22 @@ def test_nothing_is_installed_by_a_name_that_is_everybodys():
 MODULES = {"ne": "nanoeuler", "nc": "nanoeuler_cuda", "bpe": "bpe", "check": "check"}
 
 
-@pytest.mark.parametrize("path", [p for p in SHIPPED if p.parent.name in ("bench", "oracles")],
-                         ids=lambda p: p.name)
-def test_what_benchmarks_use_of_the_programs_is_there(path):
+SELDOM_RUN = [*(p for p in SHIPPED if p.parent.name in ("bench", "oracles")),
+              ROOT / "tests/test_gpu.py", ROOT / "tests/test_gpus.py"]
+
+
+@pytest.mark.parametrize("path", SELDOM_RUN, ids=lambda p: p.name)
+def test_what_benchmarks_and_gpu_tests_use_of_the_programs_is_there(path):
     """They run for minutes, some on a GPU only: a name that went away must show before."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("nanoeuler_parts"):
+            if re.match("nanoeuler_parts.(gpu|tensor_cores|ranks|selftests|tools.on_gpu)",
+                        node.module):
+                pytest.importorskip("numba_cuda", reason="numba-cuda comes with the extra cuda")
+            module = importlib.import_module(node.module)
+            for name in (alias.name for alias in node.names):
+                assert hasattr(module, name) or importlib.util.find_spec(f"{node.module}.{name}"), (
+                    f"{path.name}:{node.lineno}: {node.module}.{name}")
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if name := MODULES.get(node.value.id):
                 if name == "nanoeuler_cuda":

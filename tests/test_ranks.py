@@ -469,6 +469,27 @@ def test_what_one_rank_sends_another_receives(dtype, size, piece, dry, monkeypat
             assert (sent0[rank], received0[rank]) == (received[0], sent[0])
 
 
+def test_a_rank_without_sequences_forgets_a_failed_step_too(dry):
+    """All ranks' gradients are added, also those of a rank that has computed none."""
+    from dry_gpu import rank_of
+    cfg = replace(ne.PRESETS["small"], n_layer=1, vocab_size=300, seq_len=32)
+    flat = np.zeros(ne.n_params(cfg), np.float32)
+    for rank in range(2):
+        model = rank_of(rank, 2, cfg, flat)
+        model.has_failed = True
+        model.gradient(np.zeros((1, 32), np.int32), np.zeros((cfg.n_mtp, 1, 32), np.int32),
+                       np.ones(cfg.n_mtp))
+        assert model.g_flat.gpu_data.address in dry.cleared and not model.has_failed
+
+
+def test_muon_needs_shards_that_were_made_for_it(dry):
+    from dry_gpu import rank_of
+    cfg = ne.PRESETS["small"]
+    model = rank_of(0, 2, cfg, np.zeros(ne.n_params(cfg), np.float32))
+    with pytest.raises(ne.UserError, match="cut Muon's matrices"):
+        model.update(ne.Hyper(*np.ones(8), muon_lr=0.02, momentum=0.9, newton_schulz=2.0))
+
+
 def test_muon_on_several_gpus_needs_sizes_of_whole_vectors():
     odd = replace(ne.PRESETS["small"], n_hidden=343, n_embd=129)
     for cfg, optimizer, fails in ((odd, "adamw", False), (ne.PRESETS["base"], "muon", False),

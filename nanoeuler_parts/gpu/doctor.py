@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import traceback
 
 # The commands that start the GPU program and the CPU program, in the form that the user typed: the
 # commands that pip installs, or the files
@@ -17,6 +18,21 @@ HERE, ON_CPU = (("nanoeuler-cuda", "nanoeuler") if INSTALLED else
 
 PACKAGES = ("numpy", "numba", "llvmlite", "numba-cuda", "cuda-core", "cuda-bindings",
             "nvidia-nvvm", "nvidia-nvjitlink", "nccl4py")
+
+OWN_MODULES = ("bpe", "nanoeuler", "nanoeuler_cuda", "nanoeuler_parts")
+
+def is_ours(error):
+    """Returns whether the exception of an import is a fault of this program: its code raised the
+    exception, or one of its modules could not be imported.  A missing package, and a UserError, are
+    faults of the installation."""
+    if type(error).__name__ == "UserError":  # bpe's, which this module cannot import
+        return False
+    if isinstance(error, ImportError):
+        module = error.name or ""
+    else:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        module = frame.f_globals.get("__name__", "")
+    return module.split(".")[0] in OWN_MODULES
 
 def report(problem, more=()):
     """Prints the versions of the packages and of the driver, and the problem, if there is one.

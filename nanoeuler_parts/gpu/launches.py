@@ -219,7 +219,7 @@ class Graph:
 
     def __init__(self):
         self.kernels_loaded = False
-        self.graph = None
+        self.graph = self.recorded = None
 
     def __call__(self, function):
         if not self.kernels_loaded or not Graph.enabled:
@@ -240,20 +240,30 @@ class Graph:
         gc.disable()
         try:
             ok(driver.cuStreamBeginCapture(handle, mode))
-            with cuda.defer_cleanup():
-                function()
+            try:
+                with cuda.defer_cleanup():
+                    function()
+            finally:
+                # also what was recorded before an exception, so that `__del__` destroys it
+                error, self.recorded = driver.cuStreamEndCapture(handle)
         finally:
-            recorded = driver.cuStreamEndCapture(handle)
             if collecting:
                 gc.enable()
-        self.recorded = ok(recorded)
+        ok((error,))
         self.graph = ok(driver.cuGraphInstantiate(self.recorded, 0))
+
+    def destroy(self):
+        """Frees the graph and its executable form, in so far as they exist."""
+        if self.graph is not None:
+            driver.cuGraphExecDestroy(self.graph)
+        if self.recorded:
+            driver.cuGraphDestroy(self.recorded)
+        self.graph = self.recorded = None
 
     def __del__(self):
         # at the end of the process, the driver has already freed all graphs
-        if self.graph is not None and not sys.is_finalizing():
-            driver.cuGraphExecDestroy(self.graph)
-            driver.cuGraphDestroy(self.recorded)
+        if not sys.is_finalizing():
+            self.destroy()
 
 @contextlib.contextmanager
 def at_most(top, maps=None):

@@ -6,6 +6,7 @@
     RankedModel    DataParallel over the GPU engine
 """
 import contextlib
+import math
 
 import numpy as np
 from numba import cuda
@@ -96,6 +97,7 @@ class DataParallel:
 
     def gradient(self, tokens, targets, weight):
         mine = self.mine(len(tokens))
+        self.forget_failure()                # also on a rank without sequences
         # From the weights of all sequences, so that all ranks switch off the same heads
         self.outputs_with(weight)
         if mine.stop > mine.start:
@@ -241,6 +243,11 @@ class RankedModel(DataParallel, Model):
     def device(self):
         return f"{self.ranks.size} GPUs like {super().device()}"
 
+    def stage_hyper(self, hyper):
+        need(self.muon or not hyper.muon_lr, "the shards of several GPUs may cut Muon's matrices, "
+             "because the model was made without the option --optimizer muon")
+        return super().stage_hyper(hyper)
+
     def memory(self, B, T):
         """Returns the memory table with the moments of this rank's shard only, and with the buffers
         for other ranks' gradients."""
@@ -287,7 +294,9 @@ class RankedModel(DataParallel, Model):
 
         def results():
             self.updated.synchronize()
-            return self.results_host[:-1].copy(), float(self.results_host[-1])
+            ce, norm = self.results_host[:-1].copy(), float(self.results_host[-1])
+            self.has_failed = not math.isfinite(norm)
+            return ce, norm
         return results
 
     def gather_parameters(self):

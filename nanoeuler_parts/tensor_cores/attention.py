@@ -255,8 +255,9 @@ def wgmma_tile_ops(D):
 
     @inlined
     def issue_load(barrier, tile, source, row, last, col):
-        """source: a tensor map.  Rows beyond the sequence come from the next sequence, or are zeros
-        beyond the matrix.  The kernels mask them, or do not store their results."""
+        """source: a tensor map.  Rows beyond the matrix are zeros, and the kernels mask them or do
+        not store their results.  `fast_attention` sees to it that no rows of another sequence are
+        requested."""
         if leads_block():
             mbarrier_expect(barrier, TILE_BYTES)
             tma_load(tile, global_address(source), u32(col), u32(row), barrier)
@@ -630,8 +631,14 @@ def tensor_attention(D, hopper):
     return Attention(*kernels, operand=operand, rotates=True, block=128, rows=2 * TILE_ROWS,
                      back_rows=TILE_ROWS, smem=smem, back_smem=smem)
 
-def fast_attention(D):
-    """Returns the Attention for head size D, or None if D is not one of FAST_HEADS."""
+def fast_attention(D, T, BT):
+    """Returns the Attention for head size D and sequences of T rows, BT in all, or None if D is not
+    one of FAST_HEADS.
+
+    The copy engine fetches whole tiles.  If T is no multiple of TILE_ROWS, the last tile of a
+    sequence also has rows of the next one.  Their weights are 0, but 0 times an infinite number
+    would be NaN.  So several such sequences are left to path mma, which does not read them."""
     if D not in FAST_HEADS:
         return None
-    return tensor_attention(D, kernel_path() == "wgmma" and D == 64)
+    whole_tiles = T % TILE_ROWS == 0 or T == BT
+    return tensor_attention(D, kernel_path() == "wgmma" and D == 64 and whole_tiles)

@@ -13,7 +13,7 @@ import functools
 import numpy as np
 from numba import cuda, types
 
-from nanoeuler_cuda import cdiv, filled, kernel_path, transposed
+from nanoeuler_cuda import cdiv, filled, HOPPER_TILE, kernel_path, transposed
 from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, launch, made_once
 from nanoeuler_parts.gpu.numbers import f32, u32, u64, vector
 from nanoeuler_parts.tensor_cores.ptx import (
@@ -455,7 +455,7 @@ def mma_kernel(a_mn, b_mn, epilogue, batched):
 # completes: the eight warps of the consumers have arrived.  The next slice of a stage belongs to
 # the next phase, which has the other parity.  At first, all stages are empty: the producer waits
 # for the parity before phase 0, and this wait returns at once.
-BM, BN = 128, 256                            # rows and columns of a tile of the output
+BM, BN = HOPPER_TILE                         # rows and columns of a tile of the output
 A_BYTES = np.uint32(2 * BM * BK)             # a slice of A
 STAGE_BYTES = np.uint32(2 * (BM + BN) * BK)  # slices of A and B
 STAGING_BYTES = np.uint32(2 * 64 * BN)       # results that one warpgroup stores at once
@@ -731,6 +731,7 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric):
 STORE_TIME = 4                               # to store the result of a piece
 MMA_TURN_TIME, WGMMA_TURN_TIME = 8, 2        # to wait for a split's turn, on either path
 
+@functools.cache
 def best_splits(tiles, slices, turn_time, blocks):
     """Returns the number of splits that takes the least time.  A wave is `blocks` pieces that run
     at the same time.

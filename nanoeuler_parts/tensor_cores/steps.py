@@ -156,7 +156,7 @@ def prompt_size(n):
 # ahead         the table is made on the device, from that of the step before and its sampled tokens
 StepKind = namedtuple("StepKind", "rows splits lines whole_step sampled ahead",
                       defaults=(False, False))
-MOST_GRAPHS = 64                             # graphs that RowSteps keeps
+MOST_GRAPHS = 128                            # graphs that RowSteps keeps
 # The arguments of `RowSteps.draw`, and the half of `draws` and `chosen` that the step uses
 StepRequest = namedtuple("StepRequest", "tokens slots positions draws ring")
 

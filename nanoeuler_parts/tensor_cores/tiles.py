@@ -240,8 +240,9 @@ def wgmma(N, a_in, b_mn, count=1, adds="always"):
 # 8 * which_row(i), its column first_column() + column_of(i).  A thread thus has two rows of the 64.
 @inlined
 def first_row():
-    """Returns the first of the thread's two rows; the second is 8 rows below."""
-    return cuda.threadIdx.x // 32 * 16 + cuda.threadIdx.x % 32 // 4
+    """Returns the first of the thread's two rows in the tile of its warpgroup; the second is 8 rows
+    below."""
+    return cuda.threadIdx.x % 128 // 32 * 16 + cuda.threadIdx.x % 32 // 4
 
 @inlined
 def first_column():

@@ -75,7 +75,8 @@ class CpuRanked(engine.DataParallel, Wide):
         squares = self.ranks.all(float((g * g).sum()), "the norm")
         norm = math.sqrt(math.fsum(squares))
         ce, self.ce = self.ce, np.zeros(self.cfg.n_mtp)
-        if math.isfinite(norm):
+        self.has_failed = not math.isfinite(norm)
+        if not self.has_failed:
             self.update_by_adamw(self.own, hyper, ne.clipping(norm, hyper))
         self.weighted_heads = set()
         return lambda: (ce, norm)
