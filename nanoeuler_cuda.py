@@ -63,7 +63,6 @@ Names   acc    sums in registers              lane   0 to 31, the thread's place
 Order   Each sum is accumulated in a fixed order, by one thread or by blocks in a fixed sequence.
         Two runs on GPUs of the same type, with the same size of micro-batches, give the same bits.
 """
-import bisect
 import functools
 import gc
 import importlib.metadata
@@ -104,7 +103,6 @@ try:
 
     import nanoeuler as ne
     from nanoeuler import UserError, need
-    from nanoeuler_parts.files.printing import print_table
     from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
 
     need(importlib.util.find_spec("numba_cuda"), "numba-cuda is not installed")
@@ -208,6 +206,12 @@ def has(dtype):
     return dtype != "bf16" or cuda.get_current_device().compute_capability >= (8, 0)
 
 # ==== 2 Memory ====
+# How much of it a model needs, and which micro-batches fit, is in nanoeuler_parts/gpu_memory.py.
+def gpu_memory():
+    """Returns this module, which stands above the program and is imported when it is needed."""
+    from nanoeuler_parts import gpu_memory
+    return gpu_memory
+
 DTYPES = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 NAMES = {DTYPES["bf16"]: "bfloat16", DTYPES["f32"]: "float32", DTYPES["f64"]: "float64"}
 
@@ -273,46 +277,6 @@ def buffer_table(cfg, B, T, dtype, kept=None):
     sums = computing(dtype)
     groups = (("a", a, dtype), ("a", a_sums, sums), ("d", d, dtype), ("d", d_sums, sums))
     return [(group, name, shape, kind) for group, table, kind in groups for name, shape in table]
-
-def memory_table(cfg, B, T, dtype, buffers=buffer_table, kept=None):
-    """[(name, bytes)] of all that training needs on the device, for micro-batches of B x T tokens.
-
-    samples: a run prints sample texts now and then.  The decoder for them has a copy of the
-    parameters, a KV cache, and the buffers of tensor_cores' decoder.  The working memory of Muon is
-    not here: see Model.memory."""
-    bytes_of = {"a": 0, "d": 0, "logits": 0}
-    for group, name, shape, kind in buffers(cfg, B, T, dtype, kept):
-        if name == "logits":
-            group = "logits"
-        bytes_of[group] += math.prod(shape) * kind.itemsize
-    n, size = ne.n_params(cfg), computing(dtype).itemsize
-    return [("parameters", n * size), ("gradients", n * size), ("AdamW moments", 2 * n * size),
-            ("bfloat16 copies", 2 * n if dtype == np.uint16 else 0),
-            ("activations", bytes_of["a"]), ("their gradients", bytes_of["d"]),
-            ("logits", bytes_of["logits"]), ("tokens", 4 * B * T * (1 + cfg.n_mtp)),
-            ("samples", n * dtype.itemsize + size * (
-                2 * cfg.n_layer * cfg.n_kv_head * cfg.seq_len * cfg.head_dim)
-             + (0 if dtype != np.uint16 or rows_refused(cfg) else
-                tensor_cores().steps.rows_bytes(cfg)))]
-
-# Rows of the memory table that do not depend on the batch.  The last one is of several GPUs.
-HELD = ("parameters", "gradients", "AdamW moments", "bfloat16 copies", "Muon's matrices",
-        "others' gradients")
-
-class Needs(NamedTuple):
-    """Bytes of a memory table"""
-    held: int                                # of the model, independent of the batch
-    batch: int                               # of a micro-batch
-    samples: int                             # while a sample text is generated
-
-# The largest number of sequences in a micro-batch: attention has one block per sequence along z,
-# and a grid has at most 65,535 blocks along y and along z
-MOST_SEQUENCES = 65535
-
-def needs_of(table):
-    """Returns the Needs of a memory_table."""
-    held, sizes = sum(size for name, size in table if name in HELD), dict(table)
-    return Needs(held, sum(sizes.values()) - held - sizes["samples"], sizes["samples"])
 
 # ---- arrays on the device
 def new(shape, dtype):
@@ -1350,7 +1314,7 @@ class Model:
         self.dtype = DTYPES[dtype]
         self.master = computing(self.dtype)  # of parameters, gradients and moments
         self.shape = None                    # (B, T) that there is memory for
-        self.held = needs_of(self.memory(1, 1)).held
+        self.held = gpu_memory().needs_of(self.memory(1, 1)).held
         if self.held >= free_bytes():        # an unused model may still occupy memory
             release_garbage()
         free = free_bytes()
@@ -1420,12 +1384,7 @@ class Model:
             self.ids = self.weight = self.staged = None
             if "OUT_OF_MEMORY" not in str(e):
                 raise
-            total, fits = sum(size for _, size in self.memory(B, T)) / 2**30, self.fitting(T)
-            again = "" if self.kept < self.cfg.n_layer else "--recompute, "
-            remedy = f"--micro-batch {fits} would fit" if fits else (
-                f"not even one fits: use {again}a shorter --seq-len or a smaller --preset")
-            raise UserError(f"{B} sequences of {T} tokens need {total:.1f} GiB in all, which the "
-                            f"GPU does not have ({e}); {remedy}") from None
+            raise UserError(gpu_memory().shortage(self, B, T, e)) from None
         self.a, self.d = (namedtuple(group, arrays)(**arrays)
                           for group, arrays in buffers.items())
         self.tokens = view(self.ids, 0, (B * T,))
@@ -1436,55 +1395,22 @@ class Model:
         self.shape = B, T
 
     def memory(self, B, T):
-        """The memory_table of this model, and the working memory of Muon if it uses it"""
+        """[(name, bytes)] of all that this model needs for micro-batches of B x T tokens"""
         with at_most(self.top):
-            table = memory_table(self.cfg, B, T, self.dtype, self.buffer_table, self.kept)
+            table = gpu_memory().memory_table(self.cfg, B, T, self.dtype, self.buffer_table,
+                                              self.kept)
         if self.optimizer == "muon":
             own = self.owned(ne.n_params(self.cfg))
             table.append(("Muon's matrices", muon_bytes(self.cfg, self.dtype, own)))
         return table
 
     def fitting(self, T):
-        """Returns how many sequences of T tokens fit into 90 % of the memory that is free or held
-        by the current buffers, with room for generating a sample; 0 if none fits.
-
-        At most MOST_SEQUENCES."""
-        release_garbage()
-        free = free_bytes()
-        if self.shape:
-            free += needs_of(self.memory(*self.shape)).batch
-
-        def bytes_needed(B):
-            needs = needs_of(self.memory(B, T))
-            return needs.batch + needs.samples
-        sizes = range(1, MOST_SEQUENCES + 1)
-        return bisect.bisect_right(sizes, 0.9 * free, key=bytes_needed)
+        """How many sequences of T tokens fit into the memory that is free"""
+        return gpu_memory().fitting(self, T)
 
     def micro_batch(self, B, asked=None, T=None):
-        """Returns the number of sequences per micro-batch, when a step has B: as many as asked for
-        (--micro-batch), or the largest number that fits and splits B into equal parts.
-        T: tokens per sequence; by default the length of the context
-        Prints the memory table once for each set of arguments."""
-        T = T or self.cfg.seq_len
-        if (B, asked, T) not in self.micro:
-            fits = self.fitting(T)
-            if asked:
-                size = min(asked, B, MOST_SEQUENCES)
-            else:
-                parts = math.ceil(B / max(1, min(fits, B)))
-                size = math.ceil(B / parts)
-            if not self.micro and (slow := self.without_tensor_cores()):
-                print(f"note: {slow}", flush=True)
-            self.print_memory(size, T, fits)
-            self.micro[B, asked, T] = size
-        return self.micro[B, asked, T]
-
-    def print_memory(self, B, T, fits):
-        """Prints the memory table of B sequences of T tokens, in MiB."""
-        rows = self.memory(B, T)
-        rows.append(("together", sum(size for _, size in rows)))
-        print_table(f"memory for {B} sequences of {T} tokens at a time ({fits} would fit)",
-                       [(name, f"{size / 2**20:10,.0f} MiB") for name, size in rows])
+        """The number of sequences per micro-batch, when a step has B: see gpu_memory.py"""
+        return gpu_memory().micro_batch(self, B, asked, T)
 
     def without_tensor_cores(self):
         """Explains which parts of this model cannot use tensor cores because of its shape; returns

@@ -56,6 +56,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.gpu_memory import memory_table, needs_of
 from oracles import torch_peer
 from oracles.naive_attention import NaiveModel
 from common import out_folder
@@ -516,7 +517,7 @@ def flops(cfg, B, T):
     return 6 * B * T * weights + 6 * B * cfg.n_head * T * T * cfg.head_dim * cfg.n_layer
 
 def sizes(cfg, B, T, Model=nc.Model):
-    needs = nc.needs_of(nc.memory_table(cfg, B, T, nc.DTYPES["bf16"], Model.buffer_table))
+    needs = needs_of(memory_table(cfg, B, T, nc.DTYPES["bf16"], Model.buffer_table))
     return {"tokens": B * T, "flop": flops(cfg, B, T), "buffers": needs.held + needs.batch}
 
 def memory():

@@ -36,6 +36,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts.gpu_memory import memory_table, needs_of
 from nanoeuler_parts.tools import on_gpu
 from nanoeuler_parts.files.texts import read_text, split_text
 from oracles.naive_attention import NaiveModel
@@ -135,7 +136,7 @@ def step_time(B, T, Model):
     del model
     gc.collect()
     cuda.current_context().deallocations.clear()         # else the next one starts with less
-    needs = nc.needs_of(nc.memory_table(cfg, B, T, nc.DTYPES["f32"], Model.buffer_table))
+    needs = needs_of(memory_table(cfg, B, T, nc.DTYPES["f32"], Model.buffer_table))
     return StepCost(statistics.median(times[2:]), before - after, needs.held + needs.batch)
 
 def attention():

@@ -19,8 +19,10 @@ These stand on nanoeuler.py, each on those above it:
     cli.py         the table of verbs, and the command line
 
 And these on nanoeuler_cuda.py:
+    gpu_memory.py  GPU: how much memory a model needs, and which micro-batches fit
     tensor_cores/  GPU: products, attention and decoding on tensor cores
     ranks/         several GPUs that train one model
+    selftests/     GPU: every kernel and a whole gradient, compared with the CPU's
 
 To understand the model, read nanoeuler.py and nanoeuler_cuda.py; section 3 of the latter lists the
 functions of gpu/numbers.py.  Modules import from above, and the list UPWARD in tests/test_layout.py

@@ -16,6 +16,7 @@ from numba import cuda
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
+from nanoeuler_parts import gpu_memory
 from oracles.naive_attention import NaiveModel
 
 pytestmark = pytest.mark.usefixtures("old_objects_are_no_garbage")
@@ -45,7 +46,7 @@ def test_memory_is_free_as_soon_as_nobody_has_it(dtype, naive, dry):
 
 def memory_table(cfg, B, T, dtype, naive, kept=None):
     Model = NaiveModel if naive else nc.Model
-    return nc.memory_table(cfg, B, T, nc.DTYPES[dtype], Model.buffer_table, kept)
+    return gpu_memory.memory_table(cfg, B, T, nc.DTYPES[dtype], Model.buffer_table, kept)
 
 
 def needed(cfg, B, T, dtype="f32", naive=False, samples=True):

@@ -83,6 +83,7 @@ LEVELS = [
     {"serve", "cli"},
     {"tools.on_gpu"},
     {"nanoeuler_cuda"},
+    {"gpu_memory"},
     {"tensor_cores", "ranks"},
     {"selftests"},
 ]
@@ -100,6 +101,7 @@ UPWARD = {
     ("tools.on_gpu", "self_tests", "selftests"), ("tools.on_gpu", "gradient_check", "selftests"),
     ("tools.on_gpu", "training_verb", "ranks"),
     ("nanoeuler_cuda", "tensor_cores", "tensor_cores"),
+    ("nanoeuler_cuda", "gpu_memory", "gpu_memory"),
 }
 PARTS = sorted((ROOT / "nanoeuler_parts").rglob("*.py"))
 PROGRAMS = ("bpe.py", "nanoeuler.py", "nanoeuler_cuda.py", "check.py")
@@ -378,7 +380,8 @@ def test_imports_run_one_way(path):
         of_method = {"nanoeuler_parts"} if path.name == "bpe.py" else set()
         assert found <= BELOW[path.name] | of_method
     elif folder == "nanoeuler_parts":
-        is_above = path.parent.name in ON_CUDA or path.name == "on_gpu.py"
+        is_above = path.parent.name in ON_CUDA or path.name in ("on_gpu.py",
+                                                                       "gpu_memory.py")
         of_cuda = {"nanoeuler_cuda"} if is_above else set()
         assert found <= {"bpe", "nanoeuler", "nanoeuler_parts"} | of_cuda
     elif folder == "data":                   # the scripts share a module of their own
