@@ -3170,8 +3170,8 @@ class Decoder:
 
     def with_slots(self, slots, length=0):
         other = object.__new__(type(self))
+        vars(other).update(vars(self))       # its weights, and what it chose when it was made
         other.begin(self.cfg, slots, length)
-        other.weights, other.kept_as = self.weights, self.kept_as
         other.allocate()
         return other
 

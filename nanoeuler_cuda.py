@@ -29,9 +29,9 @@ it.  Read them in this order:
 
     gpu/           launches, graphs and number types; this file uses them from section 1 on
     tensor_cores/  the same matrix products and the same attention, in bfloat16 on tensor cores, and
-                   a faster decoder.  `matmul` in 4.1, `attention_forward` in 4.5 and `Decoder` in 9
-                   choose them if the GPU has tensor cores.  Without this folder, this file is
-                   slower and computes the same up to rounding.
+                   a faster decoder.  `make_ops` in 5 and `Decoder` in 9 choose them if the GPU has
+                   tensor cores.  Without this folder, this file is slower and computes the same up
+                   to rounding.
     ranks/         data-parallel training on several GPUs
 
 Contents
@@ -114,7 +114,7 @@ try:
     from numba.cuda.cudadrv.driver import CudaAPIError
 
     from nanoeuler_parts.gpu.launches import (
-        at_most, cuda_kernel, gpu, Graph, inlined, launch, made_once, PATHS,
+        cuda_kernel, gpu, Graph, inlined, launch, made_once, PATHS,
     )
     from nanoeuler_parts.gpu.processes import processes
     from nanoeuler_parts.gpu.numbers import ctype, exp, stored, value, vector
@@ -174,32 +174,31 @@ def note_once(text):
     """Prints a note to stderr, unless this process has printed it before."""
     print(f"note: {text}", file=sys.stderr)
 
-TensorCores = namedtuple("TensorCores", "matmul attention steps")
+TensorCores = namedtuple("TensorCores", "ops steps")
 
 @functools.cache
 def tensor_cores():
     """Returns the modules of nanoeuler_parts/tensor_cores, or None if the folder is missing."""
     try:
-        from nanoeuler_parts.tensor_cores import attention, matmul, steps
+        from nanoeuler_parts.tensor_cores import ops, steps
     except ModuleNotFoundError as e:
         if not (e.name or "").startswith("nanoeuler_parts.tensor_cores"):
             raise
         note_once("nanoeuler_parts/tensor_cores is missing, so products and attention are slower")
         return None
-    return TensorCores(matmul, attention, steps)
+    return TensorCores(ops, steps)
 
-def kernel_path():
-    """Returns the fastest of PATHS (portable, mma, wgmma) that this GPU supports and that
-    `at_most` allows."""
+def kernel_path(top=PATHS[-1]):
+    """Returns the fastest of PATHS (portable, mma, wgmma) that this GPU supports, up to `top`."""
     capability = cuda.get_current_device().compute_capability
-    top = "portable"
+    found = "portable"
     if not tensor_cores():
-        return top
+        return found
     if capability >= (8, 0):
-        top = "mma"
+        found = "mma"
     if capability == (9, 0):                 # Hopper only: newer GPUs have other instructions
-        top = "wgmma"
-    return min(top, gpu.highest, key=PATHS.index)
+        found = "wgmma"
+    return min(found, top, key=PATHS.index)
 
 def has(dtype):
     """Whether the GPU supports this type: bfloat16 needs compute capability 8.0."""
@@ -243,7 +242,8 @@ def buffer_table(cfg, B, T, dtype, kept=None):
     x[i + 1] = x[i] + f_i(x[i]).  Its newest point is also in `state`, in the type of sums: a step
     is small compared with x, and rounding the sum to bfloat16 would lose it.
     Group d: gradients of activations, for one layer.  `backward` adds the weight gradients of a
-    layer to g before the layer below overwrites these buffers.
+    layer to g before the layer below overwrites these buffers.  Unlike `state`, x is rounded after
+    each step: bench/adjoint.py measures how much error that adds.
     kept: number of layers whose activations are kept; all by default.  With 1, the backward pass
     computes them again (--recompute)."""
     C, F, V, L, P = cfg.n_embd, cfg.n_hidden, cfg.vocab_size, cfg.n_layer, cfg.n_mtp
@@ -483,43 +483,16 @@ def as_4d(x):
     *of_n, row, column = (s // x.dtype.itemsize for s in x.strides)
     return view(x, 0, (*(n or [1]), 1, M, N), (*(of_n or [anything]), anything, row, column))
 
-SEMAPHORES = 1 << 15                         # for matmul_dw on tensor cores, whose blocks add to
-                                             # one tile of dW in a fixed order
-
-def on_tensor_cores(*matrices):
-    """Whether tensor cores can multiply these matrices: bfloat16, and all rows start at a multiple
-    of 16 bytes and have a multiple of 8 elements."""
-    def fits(x):
-        whole_chunks = x.shape[1] % 8 == 0 and x.strides[1] == 2
-        starts = x.strides[0], int(x.gpu_data.device_pointer)
-        return x.dtype == np.uint16 and whole_chunks and all(n % 16 == 0 for n in starts)
-    return kernel_path() != "portable" and all(map(fits, matrices))
-
-def all_on_tensor_cores(*batches):
-    """on_tensor_cores for batches of matrices (n, M, N), any of them transposed"""
-    def first(x):
-        x = x if x.strides[2] == x.dtype.itemsize else transposed(x)
-        return view(x, 0, x.shape[1:], (x.strides[1] // x.dtype.itemsize, 1))
-    return on_tensor_cores(*map(first, batches)) and all(x.strides[0] % 16 == 0 for x in batches)
-
 def matmul(out, x, w):
     """out = x w^T     out (M, N), x (M, K), w (N, K)"""
-    if on_tensor_cores(out, x, w):
-        return tensor_cores().matmul.tensor_matmul(out, x, w)
     batched_matmul(out, x, transposed(w))
 
 def matmul_dx(dx, dy, w, add=False):
     """dx = [dx +] dy w     dx (M, K), dy (M, N), w (N, K)"""
-    if on_tensor_cores(dx, dy, w) and not add:     # tensor cores add to float32 only
-        return tensor_cores().matmul.tensor_matmul(dx, dy, w, b_mn=True)
     batched_matmul(dx, dy, w, add)
 
-def matmul_dw(dw, dy, x, semaphores):
-    """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)
-    semaphores: SEMAPHORES zeros, and zeros again afterwards"""
-    if on_tensor_cores(dy, x) and int(dw.gpu_data.device_pointer) % 16 == 0:
-        return tensor_cores().matmul.tensor_matmul(dw, dy, x, a_mn=True, b_mn=True,
-                                                   semaphores=semaphores)
+def matmul_dw(dw, dy, x):
+    """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)"""
     batched_matmul(dw, transposed(dy), x, add=True)
 
 # ==== 4.2 Embedding ====
@@ -795,7 +768,7 @@ class Attention(NamedTuple):
     dq: object
     dkv: object
     operand: object                          # function: a matrix -> the argument of the kernels,
-                                             # the matrix itself or its tensor map
+                                             # here the matrix itself, in tensor_cores also its map
     rotates: bool                            # do dq and dkv rotate their results back (RoPE)?
     block: object                            # threads per block, of all three kernels
     rows: int                                # query rows per block of forward
@@ -1009,12 +982,8 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
                      smem=(3 * N * D_ROW + N * P_ROW) * itemsize,
                      back_smem=(4 * N * D_ROW + 2 * N * P_ROW) * itemsize)
 
-def attention_kernels(D, dtype, window, T, BT):
-    """The Attention for head size D and sequences of T rows, BT in all.  Tensor cores compute it if
-    the type is bfloat16, there is no window, and D is 32, 64 or 128."""
-    if dtype == np.uint16 and not window and kernel_path() != "portable":
-        if found := tensor_cores().attention.fast_attention(D, T, BT):
-            return found
+def attention_kernels(D, dtype, window):
+    """The Attention for head size D"""
     smem_bytes = min(99 << 10, cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
     return portable_attention(D, computing(dtype).itemsize, smem_bytes, window)
 
@@ -1022,23 +991,24 @@ def window_of(cfg):
     """The attention window of a model, or 0 if it covers the whole context"""
     return cfg.window if cfg.window and cfg.window < cfg.seq_len else 0
 
-def attention_forward(o, lse, qkv, T, D, window=0):
+def attention_forward(o, lse, qkv, T, D, window=0, kernels=None):
     """o (BT, HD) = softmax(Q K^T / sqrt(D)) V, causal, for sequences of T rows
-    lse (H, BT) is for the backward pass     qkv (BT, QKV), after RoPE"""
+    lse (H, BT) is for the backward pass     qkv (BT, QKV), after RoPE
+    kernels: an Attention; those of this section by default"""
     BT, HD = o.shape
     G = (qkv.shape[1] - HD) // (2 * D)
     scale = number(qkv, 1 / math.sqrt(D))
-    k = attention_kernels(D, qkv.dtype, window, T, BT)
+    k = kernels or attention_kernels(D, qkv.dtype, window)
     launch(k.forward, o, lse, k.operand(qkv), T, G, scale,
            grid=(cdiv(T, k.rows), HD // D, BT // T), block=k.block, smem=k.smem)
 
-def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D, window=0):
+def attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D, window=0, kernels=None):
     """dqkv (BT, QKV): the gradients of q, k and v before RoPE, from do (BT, HD), the gradient of o
-    delta (H, BT) is scratch"""
+    delta (H, BT) is scratch     kernels: as for attention_forward"""
     BT, HD = o.shape
     H, G = len(lse), (qkv.shape[1] - HD) // (2 * D)
     scale = number(qkv, 1 / math.sqrt(D))
-    k = attention_kernels(D, qkv.dtype, window, T, BT)
+    k = kernels or attention_kernels(D, qkv.dtype, window)
     given = (dqkv, delta, k.operand(do), k.operand(o), lse, k.operand(qkv), cos, sin, T, HD, scale)
     tiles, B = cdiv(T, k.back_rows), BT // T
     launch(k.dq, *given, grid=(tiles, H, B), block=k.block, smem=k.back_smem)      # and delta
@@ -1253,6 +1223,34 @@ def head_norm_backward(dqkv, dq_gain, dk_gain, partial, qk, rstd, q_gain, k_gain
         launch(sum_rows_kernel, dgain, columns, grid=D, block=256)
 
 # ==== 5 Model ====
+class Ops:
+    """The matrix products and the attention that a model calls, here the functions of this file.
+    TensorOps of tensor_cores/ops.py computes them on tensor cores.  Everything else that a model
+    calls has only one form."""
+    path = "portable"                        # of PATHS
+    matmul, matmul_dx, matmul_dw = map(staticmethod, (matmul, matmul_dx, matmul_dw))
+    attention_forward = staticmethod(attention_forward)
+    attention_backward = staticmethod(attention_backward)
+
+    def product_of_each(self, out, a, b, symmetric=False):
+        """For Muon, as polynomial_of_each     symmetric: all outputs are symmetric"""
+        product_of_each(out, a, b)
+
+    def polynomial_of_each(self, out, x, a, b, c):
+        polynomial_of_each(out, x, a, b, c)
+
+    def forget_buffers(self):
+        """Must be called when buffers are freed that these ops have read or written."""
+
+    def slow_parts(self, cfg):
+        """Why tensor cores cannot compute some parts of a model of this shape: a list"""
+        return []
+
+def make_ops(top=PATHS[-1]):
+    """Returns the Ops of the fastest path that this GPU supports, up to `top`."""
+    path = kernel_path(top)
+    return Ops() if path == "portable" else tensor_cores().ops.TensorOps(path)
+
 # columns: a slice of the columns of the logits.  w (columns, C): the matrix that computes them from
 # y.  dw: the gradient of w
 HeadPart = namedtuple("HeadPart", "columns w dw")
@@ -1292,20 +1290,23 @@ class Model:
     before have been copied, so the host is at most one micro-batch ahead."""
 
     program, talk, buffer_table = "nanoeuler_cuda.py", "c", staticmethod(buffer_table)
-    attention_ops = attention_forward, attention_backward            # tests/oracles/ has others
+    make_ops = staticmethod(make_ops)        # tests/oracles/ has another one
 
     @staticmethod
     def ready(options=None):
         """Nothing to do: kernels are compiled when they are first launched."""
 
-    def __init__(self, cfg, flat, moments=(), options=None, dtype="f32", recompute=False):
+    def __init__(self, cfg, flat, moments=(), options=None, dtype="f32", recompute=False,
+                 top=PATHS[-1]):
+        """top: the fastest kernel path that it may use
+        options: those of a run.  They say dtype, recompute and top (--matmul)"""
         open_device()
         if options:
-            dtype, recompute = options.dtype, options.recompute
+            dtype, recompute, top = options.dtype, options.recompute, options.matmul
             for name, values in (("dtype", DTYPES), ("matmul", PATHS)):
                 given = getattr(options, name)
                 need(given in values, f"--{name} is {given}, expected {' or '.join(values)}")
-        self.top = options.matmul if options else gpu.highest        # its fastest kernel path
+        self.top, self.ops = top, self.make_ops(top)
         self.optimizer = getattr(options, "optimizer", "adamw")
         need(has(dtype), "bfloat16 needs a GPU of capability 8.0 or newer; use --dtype f32")
         self.cfg, self.table = cfg, ne.param_table(cfg)
@@ -1339,17 +1340,14 @@ class Model:
         self.staged_read = cuda.event(False)             # the last copy of `stage` has been made
         self.hyper = self.put(self.staged_hyper, np.float64)
         self.partial = new(NORM_PARTS, np.float64)
-        self.semaphores = to_device(np.zeros(SEMAPHORES, np.uint32))
         self.zero = np.zeros(cfg.n_mtp + 1)
         self.micro = {}                      # arguments of `micro_batch` -> its result
-        self.maps = {}                       # tensor maps of the buffers below: see `at_most`
         self.has_failed = False              # the last `update` found a |g| that is not finite
         self.weighted_heads = set()          # heads with a nonzero weight since the last `update`
         self.updates = {}                    # weighted heads, Newton-Schulz steps -> graph
-        self.update_maps = {}                # tensor maps of Muon's working memory
         self.muon = None
         if self.optimizer == "muon":         # now, before micro-batches take the remaining memory
-            self.muon = Muon(cfg, self.dtype, own)
+            self.muon = Muon(cfg, self.dtype, own, make_ops(top))
 
     def put(self, x, dtype=None):
         """A copy of x on the device, by default in the type of master weights"""
@@ -1369,7 +1367,7 @@ class Model:
              f"expected 1 to {self.cfg.seq_len} tokens, got {T}")
         self.gradient_graphs = self.loss_graph = None    # they use the buffers that are freed now
         self.a = self.d = self.shape = None
-        self.maps.clear()
+        self.ops.forget_buffers()
         P = self.cfg.n_mtp
         buffers = {"a": {}, "d": {}}
         try:
@@ -1396,9 +1394,8 @@ class Model:
 
     def memory(self, B, T):
         """[(name, bytes)] of all that this model needs for micro-batches of B x T tokens"""
-        with at_most(self.top):
-            table = gpu_memory().memory_table(self.cfg, B, T, self.dtype, self.buffer_table,
-                                              self.kept)
+        table = gpu_memory().memory_table(self.cfg, B, T, self.dtype, self.buffer_table, self.kept,
+                                          self.top)
         if self.optimizer == "muon":
             own = self.owned(ne.n_params(self.cfg))
             table.append(("Muon's matrices", muon_bytes(self.cfg, self.dtype, own)))
@@ -1415,21 +1412,7 @@ class Model:
     def without_tensor_cores(self):
         """Explains which parts of this model cannot use tensor cores because of its shape; returns
         "" if all can, or if there are no tensor cores, or the user does not want them."""
-        cfg = self.cfg
-        with at_most(self.top):
-            if self.dtype != np.uint16 or kernel_path() == "portable":
-                return ""
-        HD, KV = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim
-        sizes = {"n_embd": cfg.n_embd, "n_hidden": cfg.n_hidden, "vocab_size": cfg.vocab_size,
-                 "n_head * head_dim": HD, "(n_head + 2 * n_kv_head) * head_dim": HD + 2 * KV}
-        slow = [f"products, since {name} is {n}, not a multiple of 8"
-                for name, n in sizes.items() if n % 8]
-        if cfg.head_dim not in tensor_cores().attention.FAST_HEADS:
-            slow.append(f"attention, since head_dim is {cfg.head_dim}, not 32, 64 or 128")
-        if self.window:
-            slow.append("attention, since it has a window")
-        if cfg.tie_embeddings and cfg.n_mtp > 1:         # a sum of two products: see matmul_dx
-            slow.append("the gradient of the output heads' input, since one head is tied to wte")
+        slow = self.ops.slow_parts(self.cfg) if self.dtype == np.uint16 else []
         return f"not on tensor cores, so slower: {'; '.join(slow)}" if slow else ""
 
     def device(self):
@@ -1450,20 +1433,19 @@ class Model:
     def attend(self, l):
         """Computes a.att, the outputs of layer l's attention heads, from y = rmsnorm(x) in a.y."""
         cfg, a, p, T, k = self.cfg, self.a, self.p, self.shape[1], l % self.kept
-        attention, _ = self.attention_ops
-        matmul(a.qkv[k], a.y, self.w.qkv[l])
+        self.ops.matmul(a.qkv[k], a.y, self.w.qkv[l])
         if cfg.qkv_bias:
             add_bias(a.qkv[k], p.qkv_bias[l])
         if cfg.qk_norm:
             head_norm_forward(a.qkv[k], a.qk[k], a.qk_rstd[k], p.q_norm[l], p.k_norm[l],
                               cfg.norm_eps)
         rope(a.qkv[k], self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, 1)
-        attention(a.att[k], a.lse[k], a.qkv[k], T, cfg.head_dim, self.window)
+        self.ops.attention_forward(a.att[k], a.lse[k], a.qkv[k], T, cfg.head_dim, self.window)
 
     def gate(self, l):
         """Computes a.swiglu, the hidden numbers of layer l, from y = rmsnorm(x) in a.y."""
         a, k = self.a, l % self.kept
-        matmul(a.gate_up[k], a.y, self.w.gate_up[l])
+        self.ops.matmul(a.gate_up[k], a.y, self.w.gate_up[l])
         swiglu_forward(a.swiglu[k], a.gate_up[k])
 
     def forward(self):
@@ -1477,11 +1459,11 @@ class Model:
 
         def attention_block(l):
             self.attend(l)
-            matmul(a.y, a.att[l % self.kept], w.attn_proj[l])
+            self.ops.matmul(a.y, a.att[l % self.kept], w.attn_proj[l])
 
         def swiglu_block(l):
             self.gate(l)
-            matmul(a.y, a.swiglu[l % self.kept], w.down[l])
+            self.ops.matmul(a.y, a.swiglu[l % self.kept], w.down[l])
 
         embedding_forward(a.state, self.tokens, self.p.wte)          # x[0]
         trunk(cfg.n_layer, step_and_norm, attention_block, swiglu_block)
@@ -1503,19 +1485,19 @@ class Model:
         """Computes logits and losses of output heads 0 to P - 1, and in training also the gradients
         of their weights and d.y = sum_k dlogits_k W_k.  It takes R rows at a time, since the logits
         of all rows would need too much memory."""
-        a, V, parts = self.a, self.cfg.vocab_size, self.head_parts(P)
+        a, V, parts, ops = self.a, self.cfg.vocab_size, self.head_parts(P), self.ops
         BT, R = len(a.y), len(a.logits)
         for r0 in range(0, BT, R):
             y, dy = a.y[r0:r0 + R], self.d.y[r0:r0 + R]
             logits = view(a.logits, 0, (len(y), P * V))
             for part in parts:
-                matmul(logits[:, part.columns], y, part.w)
+                ops.matmul(logits[:, part.columns], y, part.w)
             dlogits = cross_entropy(a.nll, logits, self.targets, self.weight, r0, V, self.shape[1])
             if training:
                 for part in parts:           # the first one sets dy, the second one adds to it
                     dz = dlogits[:, part.columns]
-                    matmul_dx(dy, dz, part.w, add=part.columns.start > 0)
-                    matmul_dw(part.dw, dz, y, self.semaphores)
+                    ops.matmul_dx(dy, dz, part.w, add=part.columns.start > 0)
+                    ops.matmul_dw(part.dw, dz, y)
         if training:
             launch(sum_rows_kernel, self.results[:P], a.nll[:P], grid=P, block=256)
 
@@ -1526,8 +1508,7 @@ class Model:
         The adjoint of x[i + 1] = x[i] + f(x[i]):  the gradient of x[i + 1] is also that of f.
         Adding to it what comes back through f gives the gradient of x[i]."""
         cfg, p, w, g, a, d = self.cfg, self.p, self.w, self.g, self.a, self.d
-        L, T, D = cfg.n_layer, self.shape[1], cfg.head_dim
-        _, attend_back = self.attention_ops
+        L, T, D, ops = cfg.n_layer, self.shape[1], cfg.head_dim, self.ops
         df = d.x
 
         def step_backward(i):
@@ -1548,25 +1529,25 @@ class Model:
         for l in range(L - 1, -1, -1):
             k = l % self.kept
             recompute(2 * l + 1, self.gate)
-            matmul_dx(d.swiglu, df, w.down[l])
-            matmul_dw(g.down[l], df, a.swiglu[k], self.semaphores)
+            ops.matmul_dx(d.swiglu, df, w.down[l])
+            ops.matmul_dw(g.down[l], df, a.swiglu[k])
             dgate_up = swiglu_backward(a.gate_up[k], d.swiglu)
-            matmul_dx(d.y, dgate_up, w.gate_up[l])
+            ops.matmul_dx(d.y, dgate_up, w.gate_up[l])
             y = step_backward(2 * l + 1)
-            matmul_dw(g.gate_up[l], dgate_up, y, self.semaphores)
+            ops.matmul_dw(g.gate_up[l], dgate_up, y)
             recompute(2 * l, self.attend)
-            matmul_dx(d.att, df, w.attn_proj[l])
-            matmul_dw(g.attn_proj[l], df, a.att[k], self.semaphores)
-            attend_back(d.qkv, d.delta, d.att, a.att[k], a.lse[k], a.qkv[k], self.cos, self.sin, T,
-                        D, self.window)
+            ops.matmul_dx(d.att, df, w.attn_proj[l])
+            ops.matmul_dw(g.attn_proj[l], df, a.att[k])
+            ops.attention_backward(d.qkv, d.delta, d.att, a.att[k], a.lse[k], a.qkv[k], self.cos,
+                                   self.sin, T, D, self.window)
             if cfg.qk_norm:
                 head_norm_backward(d.qkv, g.q_norm[l], g.k_norm[l], d.qk_partial, a.qk[k],
                                    a.qk_rstd[k], p.q_norm[l], p.k_norm[l])
             if cfg.qkv_bias:
                 bias_gradient(g.qkv_bias[l], d.qkv, d.bias_partial)
-            matmul_dx(d.y, d.qkv, w.qkv[l])
+            ops.matmul_dx(d.y, d.qkv, w.qkv[l])
             y = step_backward(2 * l)
-            matmul_dw(g.qkv[l], d.qkv, y, self.semaphores)
+            ops.matmul_dw(g.qkv[l], d.qkv, y)
         embedding_backward(g.wte, d.x, self.tokens)      # d.x is that of x[0]
 
     def queue_gradient(self, outputs):
@@ -1609,8 +1590,7 @@ class Model:
         outputs = self.outputs_with(weight)
         self.prepare(*tokens.shape)
         self.stage(tokens, targets, weight)
-        with at_most(self.top, self.maps):
-            self.gradient_graphs[outputs](functools.partial(self.queue_gradient, outputs))
+        self.gradient_graphs[outputs](functools.partial(self.queue_gradient, outputs))
 
     def forget_failure(self):
         """Sets the gradients to zero if they are not finite, as in nanoeuler.Model."""
@@ -1628,8 +1608,7 @@ class Model:
         summed since the last update, and |g| before clipping)."""
         steps = self.stage_hyper(hyper)
         graph = self.updates.setdefault((frozenset(self.weighted_heads), steps), Graph())
-        with at_most(self.top, self.update_maps):
-            graph(functools.partial(self.queue_update, steps))
+        graph(functools.partial(self.queue_update, steps))
         self.weighted_heads = set()
         results = to_host(self.results)
         self.results.copy_to_device(self.zero, stream=gpu.stream)
@@ -1639,7 +1618,7 @@ class Model:
     def stage_hyper(self, hyper):
         """Copies hyper to the device.  Returns the number of Newton-Schulz steps; 0: no Muon."""
         if hyper.muon_lr and not self.muon:  # a caller without options
-            self.muon = Muon(self.cfg, self.dtype, self.owned(self.flat.size))
+            self.muon = Muon(self.cfg, self.dtype, self.owned(self.flat.size), make_ops(self.top))
         self.staged_hyper[0] = hyper         # the copy below may still read it after returning
         if hyper.muon_lr:
             self.staged_hyper[1] = ne.hyper_of_embedding(hyper)
@@ -1689,8 +1668,7 @@ class Model:
             y = np.full((self.cfg.n_mtp, *x.shape), -1, np.int32)    # targets for head 0 only
             y[0] = targets[b:b + B]
             self.stage(x, y, 0)
-            with at_most(self.top, self.maps):
-                self.loss_graph(self.queue_losses)
+            self.loss_graph(self.queue_losses)
             nll = to_host(self.a.nll)[0].reshape(self.shape)
             sums.append(nll[:len(x)].sum(1, dtype=np.float64))
         return np.concatenate(sums)
@@ -1715,8 +1693,7 @@ class Model:
         matrices, gains = (new(x.shape, x.dtype) for x in sources)
         for to, source in zip((matrices, gains), sources):
             to.copy_to_device(source, stream=gpu.stream)
-        with at_most(self.top):
-            return Decoder.of(self.cfg, matrices, gains)
+        return Decoder.of(self.cfg, matrices, gains, self.top)
 
 # ==== 6 Optimizer ====
 NORM_PARTS = 512                             # partial sums of |g|^2; fixed, as GAIN_PARTS
@@ -1905,32 +1882,27 @@ def muon_kernel(W):
             store(w, starts[z] + i, pi)
     return step
 
-def product_of_each(out, a, b, symmetric=False):
-    """out[z] = a[z] b[z]     out (n, M, N), a (n, M, K), b (n, K, N), any of them transposed
-    symmetric: all outputs are symmetric"""
-    if all_on_tensor_cores(out, a, b):
-        return tensor_cores().matmul.tensor_products(out, a, b, symmetric=symmetric)
+def product_of_each(out, a, b):
+    """out[z] = a[z] b[z]     out (n, M, N), a (n, M, K), b (n, K, N), any of them transposed"""
     batched_matmul(*map(as_4d, (out, a, b)))
 
 def polynomial_of_each(out, x, a, b, c):
     """out[z] = a I + b x[z] + c x[z] x[z]     out, x (n, N, N), symmetric"""
-    if all_on_tensor_cores(out, x):
-        return tensor_cores().matmul.tensor_products(out, x, x, (a, b, c), symmetric=True)
     product_of_each(out, x, x)
     launch(polynomial_kernel, out, x, *(number(x, v) for v in (a, b, c)),
            grid=(MATRIX_PARTS, len(x)), block=256)
 
-def orthogonalize(x, other, gram, square, steps):
+def orthogonalize(ops, x, other, gram, square, steps):
     """In each step, for each matrix X of x:  X <- a X + b G X + c G G X,  G = X X^T, or the same
     with G on the other side, G = X^T X, if that is smaller.  X becomes nearly U V^T.
     Returns the array that holds the result: x or other.
     x, other (n, N, K), gram, square (n, s, s), s = min(N, K)"""
     tall = x.shape[1] > x.shape[2]
     for _ in range(steps):
-        product_of_each(gram, *((transposed(x), x) if tall else (x, transposed(x))),
-                        symmetric=True)
-        polynomial_of_each(square, gram, *ne.NEWTON_SCHULZ)
-        product_of_each(other, *((x, square) if tall else (square, x)))
+        ops.product_of_each(gram, *((transposed(x), x) if tall else (x, transposed(x))),
+                            symmetric=True)
+        ops.polynomial_of_each(square, gram, *ne.NEWTON_SCHULZ)
+        ops.product_of_each(other, *((x, square) if tall else (square, x)))
         x, other = other, x
     return x
 
@@ -1962,8 +1934,10 @@ def muon_bytes(cfg, dtype, part):
 class Muon:
     """Updates those matrices of a slice of the parameters that Muon updates."""
 
-    def __init__(self, cfg, dtype, part):
-        """part: slice of the flat buffers; it cuts no matrix     dtype: of matrix products"""
+    def __init__(self, cfg, dtype, part, ops):
+        """part: slice of the flat buffers; it cuts no matrix     dtype: of matrix products
+        ops: Ops of its own, since its buffers live as long as it does"""
+        self.ops = ops
         groups = muon_groups(cfg, dtype, part)
         size, square, n = muon_sizes(groups)
         self.groups = [(shape, to_device(starts, np.int64)) for shape, starts in groups]
@@ -1986,7 +1960,7 @@ class Muon:
             launch(nesterov_kernel(self.W), x, self.squares, entries.g, entries.m, starts, hyper,
                    partial, results, grid=grid, block=256)
             launch(normalize_kernel(self.W), x, self.squares, grid=grid, block=256)
-            x = orthogonalize(x, other, gram, square, steps)
+            x = orthogonalize(self.ops, x, other, gram, square, steps)
             launch(muon_kernel(self.W), entries.p, entries.w, x, starts, hyper, partial,
                    grid=grid, block=256)
 
@@ -2069,15 +2043,18 @@ class Decoder(ne.Decoder):
     def ready():
         """Nothing to do: kernels are compiled when they are first launched."""
 
-    def __new__(cls, cfg, flat=None, weights="f32", slots=1, length=0):
+    def __new__(cls, cfg, flat=None, weights="f32", slots=1, length=0, top=PATHS[-1]):
         open_device()
-        if cls is Decoder and weights in ("", "bf16") and not rows_refused(cfg):
+        if cls is Decoder and weights in ("", "bf16") and not rows_refused(cfg, top):
             cls = tensor_cores().steps.RowsDecoder       # a subclass, so Python calls its __init__
-        return object.__new__(cls)
+        decoder = object.__new__(cls)
+        decoder.top = top
+        return decoder
 
-    def __init__(self, cfg, flat, weights="f32", slots=1, length=0):
+    def __init__(self, cfg, flat, weights="f32", slots=1, length=0, top=PATHS[-1]):
         """flat: the parameters, as an array on the host, as Params of an open checkpoint, or, with
-        f32 weights, as an array on the device     weights: f32, bf16, or "" for the faster one"""
+        f32 weights, as an array on the device     weights: f32, bf16, or "" for the faster one
+        top: the fastest kernel path that it may use"""
         flat = ne.flat_of(cfg, flat)
         need(weights in ("", "f32", "bf16"),
              f"--weights is {weights}; on the GPU, expected f32 or bf16")
@@ -2093,10 +2070,10 @@ class Decoder(ne.Decoder):
         self.take(matrices, gains)
 
     @classmethod
-    def of(cls, cfg, matrices, gains):
+    def of(cls, cfg, matrices, gains, top):
         """A decoder whose parameters are on the device already, in two flat arrays"""
         kept_as = "bf16" if matrices.dtype == np.uint16 else "f32"
-        decoder = cls.__new__(cls, cfg, weights=kept_as)
+        decoder = cls.__new__(cls, cfg, weights=kept_as, top=top)
         decoder.begin(cfg, 1, 0)
         decoder.kept_as = kept_as
         decoder.take(matrices, gains)
@@ -2116,7 +2093,8 @@ class Decoder(ne.Decoder):
     def allocate(self):
         """Allocates the KV caches, and the activations of one token."""
         if self.weights.wte.dtype == np.uint16:
-            note_once(f"without tensor cores, generation is slower: {rows_refused(self.cfg)}")
+            reason = rows_refused(self.cfg, self.top)
+            note_once(f"without tensor cores, generation is slower: {reason}")
         cfg, self.p, dtype = self.cfg, self.weights, self.weights.final_norm.dtype
         T, C, H, D, F = self.length, cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.n_hidden
         cache = cfg.n_layer, cfg.n_kv_head, T, D
@@ -2202,13 +2180,13 @@ class Decoder(ne.Decoder):
         self.graph(self.queue)
         return to_host(self.device_logits)
 
-def rows_refused(cfg):
+def rows_refused(cfg, top=PATHS[-1]):
     """Returns why tensor cores cannot decode a model of this shape in bfloat16, or "" """
     if not tensor_cores():
         return "nanoeuler_parts/tensor_cores is missing"
-    if kernel_path() == "portable":
+    if kernel_path(top) == "portable":
         return "--matmul is portable, or the GPU is older than capability 8.0"
-    return tensor_cores().steps.refused(cfg)
+    return tensor_cores().steps.refused(cfg, kernel_path(top) == "wgmma")
 
 # ==== 10 Command line ====
 # nanoeuler_parts/tools/on_gpu.py declares the verbs and their flags.

@@ -30,6 +30,7 @@ import argparse
 import contextlib
 import functools
 import gc
+import importlib
 import importlib.metadata
 import itertools
 import json
@@ -228,18 +229,16 @@ def ceiling_rows(options):
 
 
 # ---- matmul
-@contextlib.contextmanager
-def rung(name):
-    """What is launched inside, and models that are made inside, multiply that way: wgmma, mma or
-    portable."""
-    with nc.at_most(name):
-        if nc.kernel_path() != name:
-            raise Skip(f"this GPU has no {name}")
-        yield
+def ops_of(rung):
+    """The Ops that multiply that way: wgmma, mma or portable"""
+    if nc.kernel_path(rung) != rung:
+        raise Skip(f"this GPU has no {rung}")
+    return nc.make_ops(rung)
 
 def launched(f):
     """The kernels that f launches."""
-    kernels, launch, modules = [], nc.launch, (nc, nc.tensor_cores().matmul)
+    kernels, launch, modules = [], nc.launch, (nc, importlib.import_module(
+        "nanoeuler_parts.tensor_cores.matmul"))
     for module in modules:
         module.launch = lambda kernel, *rest, **kw: (
             kernels.append(kernel), launch(kernel, *rest, **kw))
@@ -276,20 +275,21 @@ def matmul_row(kind, count, M, N, K):
         ((M, K), kind != "dX"), ((N, K), kind != "dW"), ((M, N), kind != "forward")))
     zeros = lambda dtype: [torch.zeros(shape, device=DEVICE, dtype=dtype) for _ in range(n)]
     mine, out = zeros(torch.float32 if kind == "dW" else BF16), zeros(BF16)
+    ops = nc.make_ops()
     X, W, DY, OUT = ([t if t is None else shared(t) for t in ts] for ts in (x, w, dy, mine))
     if kind == "dW":
-        total, order = zeros(torch.float32), nc.to_device(np.zeros(nc.SEMAPHORES, np.uint32))
-        product = lambda i: nc.matmul_dw(OUT[i % n], DY[i % n], X[i % n], order)
+        total = zeros(torch.float32)
+        product = lambda i, ops=ops: ops.matmul_dw(OUT[i % n], DY[i % n], X[i % n])
         peer = lambda i: torch.matmul(dy[i % n].T, x[i % n], out=out[i % n])
         others = {"cuBLAS, float32 +=": lambda i: torch.addmm(
                       total[i % n], dy[i % n].T, x[i % n], out_dtype=torch.float32,
                       out=total[i % n]),
                   "cuBLAS, then +=": lambda i: total[i % n].add_(peer(i))}
     elif kind == "dX":
-        product, others = lambda i: nc.matmul_dx(OUT[i % n], DY[i % n], W[i % n]), {}
+        product, others = lambda i, ops=ops: ops.matmul_dx(OUT[i % n], DY[i % n], W[i % n]), {}
         peer = lambda i: torch.matmul(dy[i % n], w[i % n], out=out[i % n])
     else:
-        product, others = lambda i: nc.matmul(OUT[i % n], X[i % n], W[i % n]), {}
+        product, others = lambda i, ops=ops: ops.matmul(OUT[i % n], X[i % n], W[i % n]), {}
         peer = lambda i: torch.matmul(x[i % n], w[i % n].T, out=out[i % n])
     synchronize()
     usual = launched(lambda: product(0))
@@ -303,10 +303,10 @@ def matmul_row(kind, count, M, N, K):
         except (RuntimeError, TypeError) as e:
             notes[name] = first_line(e)
     try:
-        with rung("mma"):
-            if launched(lambda: product(0)) == usual:
-                raise Skip("asked for mma, the engine launches what it launches without")
-            sides["mma"] = ours(product)
+        by_mma = functools.partial(product, ops=ops_of("mma"))
+        if launched(lambda: by_mma(0)) == usual:
+            raise Skip("asked for mma, the engine launches what it launches without")
+        sides["mma"] = ours(by_mma)
     except (Skip, ne.UserError) as e:
         notes["mma.sync"] = str(e)
     notes.update({name: side.note for name, side in sides.items() if side.note})
@@ -328,11 +328,12 @@ def attention_row(cfg, B, T):
     qkv, do, o, dqkv = (many(n, BT, width) for width in (QKV, HD, HD, QKV))
     lse, delta = arrays(n, H, BT, dtype=torch.float32), one(H, BT)
     QKVS, DO, O, DQKV = ([shared(t) for t in ts] for ts in (qkv, do, o, dqkv))
-    forward = lambda i: nc.attention_forward(O[i % n], lse[i % n], QKVS[i % n], T, D)
+    ops = nc.make_ops()
+    forward = lambda i: ops.attention_forward(O[i % n], lse[i % n], QKVS[i % n], T, D)
     still = [nc.to_device(x) for x in (np.ones((T, D // 2), np.float32),     # turns by nothing
                                        np.zeros((T, D // 2), np.float32))]
-    backward = lambda i: nc.attention_backward(DQKV[i % n], delta, DO[i % n], O[i % n], lse[i % n],
-                                               QKVS[i % n], *still, T, D)
+    backward = lambda i: ops.attention_backward(DQKV[i % n], delta, DO[i % n], O[i % n],
+                                                lse[i % n], QKVS[i % n], *still, T, D)
     forwards, backwards, notes = {"ours": ours(forward)}, {"ours": ours(backward)}, {}
     synchronize()
     heads = lambda t: t.view(B, T, -1, D).transpose(1, 2)
@@ -488,9 +489,9 @@ def batch(cfg, B, T):
     targets = np.stack([ids[:, k + 1:k + 1 + T] for k in range(cfg.n_mtp)])
     return np.ascontiguousarray(ids[:, :T]), targets
 
-def our_step(cfg, flat, B, T, Model=nc.Model):
+def our_step(cfg, flat, B, T, Model=nc.Model, **how):
     """A function that does one step as the training loop does, and returns its loss."""
-    model, (tokens, targets) = Model(cfg, flat, dtype="bf16"), batch(cfg, B, T)
+    model, (tokens, targets) = Model(cfg, flat, dtype="bf16", **how), batch(cfg, B, T)
     count = itertools.count(1)
 
     def step():
@@ -610,15 +611,17 @@ def ablation_rows(options):
 def ablation_row(B, T, Model=nc.Model, graph=True, matmul=None):
     cfg, flat = replace(ne.PRESETS["base"], seq_len=T), initial("base")
     size = sizes(cfg, B, T, Model)
-    with rung(matmul) if matmul else contextlib.nullcontext():
-        enabled, nc.Graph.enabled = nc.Graph.enabled, graph and nc.Graph.enabled
-        try:
-            step, facts = built(lambda: our_step(cfg, flat, B, T, Model))
-            times = pace({"": step}, rounds=3, seconds=0.3)[""]
-        except ne.UserError as e:
-            raise Skip(str(e)) from None
-        finally:
-            nc.Graph.enabled = enabled
+    how = {}
+    if matmul:
+        how["top"] = ops_of(matmul).path
+    enabled, nc.Graph.enabled = nc.Graph.enabled, graph and nc.Graph.enabled
+    try:
+        step, facts = built(lambda: our_step(cfg, flat, B, T, Model, **how))
+        times = pace({"": step}, rounds=3, seconds=0.3)[""]
+    except ne.UserError as e:
+        raise Skip(str(e)) from None
+    finally:
+        nc.Graph.enabled = enabled
     return {**size, **facts, **spread(times)}
 
 

@@ -13,7 +13,7 @@ import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.files.printing import print_table
 
-def memory_table(cfg, B, T, dtype, buffers=nc.buffer_table, kept=None):
+def memory_table(cfg, B, T, dtype, buffers=nc.buffer_table, kept=None, top=nc.PATHS[-1]):
     """[(name, bytes)] of all that training needs on the device, for micro-batches of B x T tokens.
 
     samples: a run prints sample texts now and then.  The decoder for them has a copy of the
@@ -31,7 +31,7 @@ def memory_table(cfg, B, T, dtype, buffers=nc.buffer_table, kept=None):
             ("logits", bytes_of["logits"]), ("tokens", 4 * B * T * (1 + cfg.n_mtp)),
             ("samples", n * dtype.itemsize + size * (
                 2 * cfg.n_layer * cfg.n_kv_head * cfg.seq_len * cfg.head_dim)
-             + (0 if dtype != np.uint16 or nc.rows_refused(cfg) else
+             + (0 if dtype != np.uint16 or nc.rows_refused(cfg, top) else
                 nc.tensor_cores().steps.rows_bytes(cfg)))]
 
 # Rows of the memory table that do not depend on the batch.  The last one is of several GPUs.

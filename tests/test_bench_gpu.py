@@ -151,7 +151,6 @@ def test_steps_and_ablations(device):
         assert r["facts"]["eager"]["losses"][2] < r["facts"]["eager"]["losses"][0]
     rows = measured("ablation")
     assert len(gpu_report.good(rows)) == len(rows)
-    assert nc.gpu.highest == "wgmma"             # a lower rung was for its row only
 
 
 @pytest.mark.parametrize("rung, kernel", [("portable", "matmul_kernel"),
@@ -164,9 +163,8 @@ def test_a_lower_rung_is_what_its_row_runs(device, rung, kernel):
 
 def test_a_rung_that_the_gpu_lacks_is_skipped(device):
     device.gpu.compute_capability = (8, 9)
-    with pytest.raises(bench.Skip, match="no wgmma"), bench.rung("wgmma"):
-        pass
-    assert nc.gpu.highest == "wgmma"
+    with pytest.raises(bench.Skip, match="no wgmma"):
+        bench.ops_of("wgmma")
 
 
 def test_decoding(device, monkeypatch):

@@ -16,7 +16,6 @@ if importlib.util.find_spec("numba_cuda") is None:
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
-from nanoeuler_parts.gpu import launches
 from nanoeuler_parts.tools import on_gpu
 from nanoeuler_parts.selftests.bounds import errors, relative_error
 from nanoeuler_parts.tensor_cores.rows import BY_ROWS
@@ -347,7 +346,7 @@ def forward_logits(model, tokens):
     model.forward()
     head = model.p.wte if cfg.tie_embeddings else model.p.lm_head[0]
     out = nc.new((T, cfg.vocab_size), model.dtype)
-    nc.matmul(out, model.a.y, head)
+    model.ops.matmul(out, model.a.y, head)
     return nc.to_host(out)
 
 
@@ -718,9 +717,9 @@ def test_an_infinite_number_of_a_sequence_stays_in_it(top, T):
         o, dqkv = nc.new((B * T, H * D), np.uint16), nc.new(qkv.shape, np.uint16)
         lse, delta = (nc.new((H, B * T), np.float32) for _ in range(2))
         cos, sin = (nc.to_device(np.ones((T, D // 2), np.float32)) for _ in range(2))
-        with launches.at_most(top):
-            nc.attention_forward(o, lse, qkv, T, D)
-            nc.attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D)
+        ops = nc.make_ops(top)
+        ops.attention_forward(o, lse, qkv, T, D)
+        ops.attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D)
         found.append([nc.Model.host(x).reshape(B, T, -1)[[0, 2]] for x in (o, dqkv)])
     assert all(np.array_equal(x, y) and np.isfinite(x).all() for x, y in zip(*found))
 

@@ -98,10 +98,6 @@ PATHS = ("portable", "mma", "wgmma")
 class Context:
     """State that all launches share"""
     stream = None                            # the CUDA stream of all work
-    highest = "wgmma"                        # highest path that may be used: see `at_most`
-
-    def __init__(self):
-        self.tensor_maps = {}                # cache of `map_of` (ptx.py) outside of `at_most`
 
 gpu = Context()
 
@@ -264,15 +260,3 @@ class Graph:
         # at the end of the process, the driver has already freed all graphs
         if not sys.is_finalizing():
             self.destroy()
-
-@contextlib.contextmanager
-def at_most(top, maps=None):
-    """In this block, uses no kernel path above `top`.
-    maps: a dict that keeps the tensor maps made in this block.  Kernels and recorded graphs read
-    them as long as they run.  None: the maps are dropped at the end of the block"""
-    before = gpu.highest, gpu.tensor_maps
-    gpu.highest, gpu.tensor_maps = top, {} if maps is None else maps
-    try:
-        yield
-    finally:
-        gpu.highest, gpu.tensor_maps = before

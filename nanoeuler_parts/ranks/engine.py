@@ -18,7 +18,6 @@ from nanoeuler_cuda import (
     cdiv, cuda_kernel, gpu, launch, Model, new, NORM_PARTS, square_sums, to_host, view,
 )
 from nanoeuler_parts.gpu.doctor import NCCL
-from nanoeuler_parts.gpu.launches import at_most
 
 def share(n, rank, size):
     """Returns the rank's share of n things, as a slice.  Shares are equal, except the last ones,
@@ -282,8 +281,7 @@ class RankedModel(DataParallel, Model):
         partials = [self.partials[r] for r in range(self.ranks.size)]
         square_sums(partials[rank], own_g)
         self.links.exchange([partials[rank]] * self.ranks.size, partials)
-        with at_most(self.top, self.update_maps):
-            self.queue_optimizers(steps, view(self.partials, 0, (self.partials.size,)))
+        self.queue_optimizers(steps, view(self.partials, 0, (self.partials.size,)))
         self.weighted_heads = set()
         for stale in span(self.g_flat, 0, own.start), span(self.g_flat, own.stop, n):
             if stale is not None:            # other shards' gradients: the next step adds to them

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 import nanoeuler as ne
-from nanoeuler_cuda import computing, DTYPES, kernel_path, to_device, to_host
-from nanoeuler_parts.gpu.launches import at_most, gpu
+from nanoeuler_cuda import computing, DTYPES, kernel_path, make_ops, PATHS, to_device, to_host
 from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
 from nanoeuler_parts.selftests.bounds import as_sum, Sum
 
@@ -22,8 +21,9 @@ def nearest_bf16(x):
     return from_bf16(to_bf16(x)).astype(np.float64)
 
 def on_device(function, outputs, inputs, top, dtype):
-    """Runs function(*outputs, *inputs) on the device, with floating-point arrays in this type and
-    `top` as the fastest kernel path.  Returns the outputs."""
+    """Runs function(*outputs, *inputs) on the device, with floating-point arrays in this type.
+    Returns the outputs.
+    top: None, or the fastest kernel path of the Ops that the function gets as first argument"""
     def put(x):
         if not isinstance(x, np.ndarray):
             return x
@@ -31,9 +31,9 @@ def on_device(function, outputs, inputs, top, dtype):
             x = to_bf16(x)
         return to_device(x, computing(DTYPES[dtype]) if x.dtype == np.float64 else None)
     arrays = [put(x) for x in (*outputs, *inputs)]
-    with at_most(top):
-        function(*arrays)                    # it queues kernels, so `arrays` must stay alive
-        return [from_bf16(to_host(x)) for x in arrays[:len(outputs)]]
+    ops = [make_ops(top)] if top else []
+    function(*ops, *arrays)                  # it queues kernels, so all of these must stay alive
+    return [from_bf16(to_host(x)) for x in arrays[:len(outputs)]]
 
 class OpTests:
     """The cases of some kernels: `tests` has a list of Case for each name.  Inputs are exact in
@@ -46,12 +46,13 @@ class OpTests:
     def normal(self, *shape):
         return nearest_bf16(self.rng.standard_normal(shape))
 
-    def add(self, function, outputs, inputs, expected=None, name=None, dtypes=tuple(DTYPES)):
+    def add(self, function, outputs, inputs, expected=None, name=None, dtypes=tuple(DTYPES),
+            tops=(None,)):
         """Adds a case: function(*outputs, *inputs) must change its outputs as expected.
 
         expected: the arrays, or a function that changes outputs in the same way, by default the one
         of nanoeuler.py with the same name.  It is called when the outputs are compared.
-        On Hopper, matmul and attention are also tested on the path `mma`."""
+        tops: see add_for_ops"""
         name = name or function.__name__
 
         @functools.cache                     # also for the path `mma`
@@ -64,12 +65,16 @@ class OpTests:
                 on_cpu(*found, *plain)
             return [as_sum(y) if isinstance(x, Sum) else y
                     for x, y in zip(outputs, found, strict=True)]
-        runs = [(name, gpu.highest, dtypes)]
-        if kernel_path() == "wgmma" and name.startswith(("matmul", "attention")):
-            runs.append((name + ", mma", "mma", ("bf16",)))
-        for run_name, top, run_dtypes in runs:
+        for i, top in enumerate(tops):       # lower paths than the first are for bfloat16
             run = functools.partial(on_device, function, outputs, inputs, top)
-            self.add_case(run_name, expected_outputs, run, run_dtypes)
+            self.add_case(f"{name}, {top}" if i else name, expected_outputs, run,
+                          ("bf16",) if i else dtypes)
+
+    def add_for_ops(self, function, *args, **kwargs):
+        """Adds the same for function(ops, *outputs, *inputs), with the Ops of this GPU's fastest
+        kernel path.  On Hopper, it is also tested on the path `mma`."""
+        tops = (PATHS[-1], "mma") if kernel_path() == "wgmma" else (PATHS[-1],)
+        self.add(function, *args, tops=tops, **kwargs)
 
     def add_case(self, name, expected, run, dtypes):
         self.tests.setdefault(name, []).append(Case(functools.cache(expected), run, dtypes))

@@ -1,7 +1,6 @@
 """The self-tests of the kernels of tensor_cores/, except products and attention.
 
-ops.py covers products and attention: the functions of nanoeuler_cuda.py call the kernels of
-tensor_cores/ if the GPU can run them.
+ops.py covers products and attention: it tests the Ops that make_ops returns.
 """
 import functools
 import math
@@ -11,22 +10,23 @@ from types import SimpleNamespace
 import numpy as np
 
 import nanoeuler as ne
-from nanoeuler_cuda import Decoder, kernel_path, new, to_device
-from nanoeuler_parts.gpu.launches import at_most, gpu, launch
+from nanoeuler_cuda import Decoder, kernel_path, new, PATHS, to_device
+from nanoeuler_parts.gpu.launches import launch
 from nanoeuler_parts.selftests.bounds import as_sum
 from nanoeuler_parts.selftests.cases import nearest_bf16
 from nanoeuler_parts.selftests.ops import expected_logits
 from nanoeuler_parts.tensor_cores.rows import (
     AT_ONCE, BY_ROWS, choose_kernel, COUNTS, DRAW_FIELDS, N_WANTED, RING,
 )
-from nanoeuler_parts.tensor_cores.steps import copy_slot_kernel, has_copy_engine
+from nanoeuler_parts.tensor_cores.steps import copy_slot_kernel
 from nanoeuler_parts.tensor_cores.tiles import one_tile_matmul
 
 def add_one_tile_tests(ops):
     if kernel_path() == "wgmma":
         for M, N, K in (128, 128, 16), (304, 264, 104), (17100, 8, 8):
             x, w = ops.normal(M, K), ops.normal(N, K)
-            ops.add(one_tile_matmul, [np.zeros((M, N))], [x, w], [x @ w.T], dtypes=("bf16",))
+            ops.add(one_tile_test, [np.zeros((M, N))], [x, w], [x @ w.T], "one_tile_matmul",
+                    ("bf16",), ("wgmma",))
 
 def add_copy_slot_tests(ops):
     for L, slots, G, T, D, n in ((1, 2, 1, 1, 2, 1), (2, 3, 4, 70, 64, 69)):
@@ -66,9 +66,9 @@ def models(ops):
         n_gains = sum(math.prod(shape) for _, shape, *_ in ne.param_table(cfg)[ne.VECTORS])
         flat[-n_gains:] += nearest_bf16(0.1 * ops.normal(n_gains))
         texts = [ops.rng.integers(0, cfg.vocab_size, n).tolist() for n in (150, 1, 77, 40)]
-        paths = [("", gpu.highest)]
+        paths = [("", PATHS[-1])]
         # Compiling dominates the time, and on "mma" only W's place differs: two shapes are enough.
-        if has_copy_engine() and i % 3 == 1:
+        if kernel_path() == "wgmma" and i % 3 == 1:
             paths.append((", mma", "mma"))
         yield cfg, flat, texts, paths
 
@@ -78,7 +78,7 @@ def add_rows_tests(ops):
     for cfg, flat, texts, paths in models(ops):
         expected = functools.cache(functools.partial(expected_sums, cfg, flat, *texts))
         for suffix, top in paths:
-            read = functools.partial(below, top, rows_test, cfg, flat, texts)
+            read = functools.partial(rows_test, cfg, flat, texts, top)
             ops.add_case("rows" + suffix, expected, read, ("bf16",))
 
 def add_prompt_tests(ops):
@@ -87,7 +87,7 @@ def add_prompt_tests(ops):
         texts = [text for text in texts if len(text) > BY_ROWS]
         expected = functools.cache(functools.partial(expected_logits, cfg, flat, *texts))
         for suffix, top in paths:
-            read = functools.partial(below, top, prompt_test, cfg, flat, texts)
+            read = functools.partial(prompt_test, cfg, flat, texts, top)
             ops.add_case("prompt" + suffix, expected, read, ("bf16",))
 
 # run.py adds these groups to those of ops.py
@@ -98,14 +98,12 @@ def expected_sums(*args):
     """The same logits, as sums: they are not rounded to bfloat16."""
     return [as_sum(x) for x in expected_logits(*args)]
 
-def below(top, test, *args):
-    """Returns test(*args), run with no kernel path above `top`."""
-    with at_most(top):
-        return test(*args)
+def one_tile_test(ops, out, x, w):
+    one_tile_matmul(ops.map_of, out, x, w)
 
-def rows_test(cfg, flat, texts, dtype):
+def rows_test(cfg, flat, texts, top, dtype):
     """Returns the logits after each token of each text, [(T, V)], read in pieces."""
-    decoder = Decoder(cfg, flat.astype(np.float32), "bf16", slots=len(texts))
+    decoder = Decoder(cfg, flat.astype(np.float32), "bf16", slots=len(texts), top=top)
     found, at, step = [[] for _ in texts], [0] * len(texts), 0
     while any(a < len(text) for a, text in zip(at, texts)):
         parts = []
@@ -120,9 +118,9 @@ def rows_test(cfg, flat, texts, dtype):
         step += 1
     return [np.concatenate(rows) for rows in found]
 
-def prompt_test(cfg, flat, texts, dtype):
+def prompt_test(cfg, flat, texts, top, dtype):
     """Returns the same, where each text is read as a prompt."""
-    decoder = Decoder(cfg, flat.astype(np.float32), "bf16", slots=len(texts))
+    decoder = Decoder(cfg, flat.astype(np.float32), "bf16", slots=len(texts), top=top)
     logits = decoder.read([ne.Part(i, text, len(text)) for i, text in enumerate(texts)])
     return np.split(logits, np.cumsum([len(text) for text in texts])[:-1])
 
@@ -134,7 +132,7 @@ def choose_test(ids, out, draws, V):
     chosen, odds = new((2, ne.MOST_ROWS), np.int32), new((AT_ONCE, V), np.float64)
     table = np.full((2, ne.MOST_ROWS, DRAW_FIELDS), np.nan)
     table[1, :len(draws)] = draws
-    launch(choose_kernel(has_copy_engine()), chosen, ids, odds, out, to_device(table),
+    launch(choose_kernel(kernel_path() == "wgmma"), chosen, ids, odds, out, to_device(table),
            to_device(rows), V, grid=len(draws), block=256)
 
 def copy_slot_test(cache, source, slot, n):

@@ -7,11 +7,10 @@ import numpy as np
 
 import nanoeuler as ne
 from nanoeuler_cuda import (
-    adamw, add_bias, attention_backward, attention_forward, bias_gradient, cross_entropy,
-    Decoder, DTYPES, embedding_backward, embedding_forward, Entries, GAIN_PARTS,
-    head_norm_backward, head_norm_forward, matmul, matmul_dw, matmul_dx, Muon, new, NORM_PARTS,
-    residual_rmsnorm_forward, rmsnorm_again, rmsnorm_backward, rope, ROW_WARPS, SEMAPHORES,
-    square_sums, swiglu_backward, swiglu_forward, to_device, to_host,
+    adamw, add_bias, bias_gradient, cross_entropy, Decoder, DTYPES, embedding_backward,
+    embedding_forward, Entries, GAIN_PARTS, head_norm_backward, head_norm_forward, make_ops, Muon,
+    new, NORM_PARTS, Ops, residual_rmsnorm_forward, rmsnorm_again, rmsnorm_backward, rope,
+    ROW_WARPS, square_sums, swiglu_backward, swiglu_forward, to_device, to_host,
 )
 from nanoeuler_parts.gpu.launches import launch
 from nanoeuler_parts.ranks.engine import add_in_order_kernel
@@ -26,14 +25,12 @@ def add_matmul_tests(ops):
         if ops.quick and M * N * K > 1 << 24:
             continue
         x, w, dy, dw = ops.normal(M, K), ops.normal(N, K), ops.normal(M, N), ops.normal(N, K)
-        ops.add(matmul, [0 * dy], [x, w], [x @ w.T])
-        ops.add(matmul_dx, [0 * x], [dy, w], [dy @ w])
+        ops.add_for_ops(matmul_test, [0 * dy], [x, w], [x @ w.T], "matmul")
+        ops.add_for_ops(matmul_dx_test, [0 * x], [dy, w], [dy @ w], "matmul_dx")
         if M * N * K < 1 << 24:
-            ops.add(functools.partial(matmul_dx, add=True), [x], [dy, w], [x + dy @ w],
-                    "matmul_dx, added")
-        semaphores = np.zeros(SEMAPHORES, np.uint32)     # must be zeros afterwards, too
-        ops.add(matmul_dw_test, [as_sum(dw), semaphores], [dy, x], [dw + dy.T @ x, semaphores],
-                "matmul_dw")
+            ops.add_for_ops(matmul_dx_added_test, [x], [dy, w], [x + dy @ w], "matmul_dx, added")
+        ops.add_for_ops(matmul_dw_test, [as_sum(dw), np.ones(1, np.uint32)], [dy, x],
+                        [dw + dy.T @ x, np.zeros(1, np.uint32)], "matmul_dw")
 
 def add_embedding_tests(ops):
     for BT, V, C in ((1, 1, 1), (70, 13, 10), (300, 512, 1030), (33, 5, 128)):
@@ -82,17 +79,20 @@ def add_rope_and_attention_tests(ops):
         ne.rope(turned_back, *every, H + G, -1.0)
         ops.add(rope, [nearest_bf16(turned)], [*angles, T, H + G, -1], [turned_back],
                 "rope, backward")
-        ops.add(attention_forward, [0 * o, as_sum(scratch)], [qkv, T, D], [o, lse])
+        ops.add_for_ops(attention_forward_test, [0 * o, as_sum(scratch)], [qkv, T, D], [o, lse],
+                        "attention_forward")
         ne.rope(dqkv, *every, H + G, -1.0)
-        ops.add(attention_backward, [0 * dqkv],
-                [as_sum(scratch), do, o, as_sum(lse), qkv, *angles, T, D], [dqkv])
+        ops.add_for_ops(attention_backward_test, [0 * dqkv],
+                        [as_sum(scratch), do, o, as_sum(lse), qkv, *angles, T, D], [dqkv],
+                        "attention_backward")
         if window:
             o, lse, dqkv = 0 * do, 0 * scratch, 0 * qkv
             attention_twin(o, lse, dqkv, do, qkv, T, D, window)
             ne.rope(dqkv, *every, H + G, -1.0)
-            ops.add(attention_forward, [0 * o, as_sum(scratch)], [qkv, T, D, window], [o, lse],
+            forward, backward = Ops.attention_forward, Ops.attention_backward
+            ops.add(forward, [0 * o, as_sum(scratch)], [qkv, T, D, window], [o, lse],
                     "window, forward")
-            ops.add(attention_backward, [0 * dqkv],
+            ops.add(backward, [0 * dqkv],
                     [as_sum(scratch), do, o, as_sum(lse), qkv, *angles, T, D, window], [dqkv],
                     "window, backward")
 
@@ -174,7 +174,8 @@ def muon_on_cpu(p, g, m, like, cfg, hyper):
 
 def muon_test(p, g, m, like, cfg, hyper):
     """like: an array in the type of matrix products"""
-    partial, muon = new(NORM_PARTS, np.float64), Muon(cfg, like.dtype, ne.muon_slice(cfg))
+    partial = new(NORM_PARTS, np.float64)
+    muon = Muon(cfg, like.dtype, ne.muon_slice(cfg), make_ops())
     square_sums(partial, g)
     muon.update(Entries(p, new(p.size, like.dtype), g, m, None), to_device(hyper, np.float64),
                 int(hyper.newton_schulz), partial, new(1, np.float64))
@@ -227,8 +228,26 @@ def attention_twin(o, lse, dqkv, do, qkv, T, D, window=0):
         ne.attention_backward(dqkv[s], do[s], o[s], one, qkv[s], *heads)
         lse[:, s] = one
 
-def matmul_dw_test(dw, semaphores, dy, x):
-    matmul_dw(dw, dy, x, semaphores)
+def matmul_test(ops, *args):
+    ops.matmul(*args)
+
+def matmul_dx_test(ops, *args):
+    ops.matmul_dx(*args)
+
+def matmul_dx_added_test(ops, *args):
+    ops.matmul_dx(*args, add=True)
+
+def matmul_dw_test(ops, dw, left, dy, x):
+    """left: becomes the number of semaphores that are not zero afterwards"""
+    ops.matmul_dw(dw, dy, x)
+    semaphores = to_host(ops.semaphores) if hasattr(ops, "semaphores") else np.zeros(1)
+    left.copy_to_device(np.array([np.count_nonzero(semaphores)], np.uint32))
+
+def attention_forward_test(ops, *args):
+    ops.attention_forward(*args)
+
+def attention_backward_test(ops, *args):
+    ops.attention_backward(*args)
 
 def cross_entropy_test(logits, nll, targets, weight, V):
     cross_entropy(nll, logits, targets, to_device(weight, np.float64), 0, V, 2)

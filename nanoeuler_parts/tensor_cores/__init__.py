@@ -4,6 +4,7 @@
     tiles.py       tiles in shared memory, and products of tiles
     matmul.py      matrix products
     attention.py   FlashAttention
+    ops.py         TensorOps: which of these kernels a model's products and attention take
     rows.py        the kernels of a decoder's step
     steps.py       the steps as graphs, prompts, and the decoder
 

@@ -1,4 +1,4 @@
-"""Attention on tensor cores: `fast_attention`, which 4.5 of nanoeuler_cuda.py calls.
+"""Attention on tensor cores: the kernels that take the place of those of 4.5 of nanoeuler_cuda.py.
 
 Contents
     shared memory, and the products of each kernel
@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numba import cuda
 
-from nanoeuler_cuda import Attention, filled, kernel_path, quad_max, quad_sum, unchanged
+from nanoeuler_cuda import Attention, filled, quad_max, quad_sum, unchanged
 from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, made_once
 from nanoeuler_parts.gpu.numbers import exp2, f32, i32, LOG2E, u16, u32, u64, value, vector
 from nanoeuler_parts.tensor_cores.ptx import (
     bit, cp_async, cp_async_4, cp_async_wait_all, DeviceFunctions, dynamic_smem, global_address,
-    lane_id, leads_block, map_fence, map_of, MBARRIER_BYTES, mbarrier_expect, mbarrier_fence,
+    lane_id, leads_block, map_fence, MBARRIER_BYTES, mbarrier_expect, mbarrier_fence,
     mbarrier_init, mbarrier_wait, pack_bf16, shared_address, store_pair, thread_id, tma_load,
     warp_id,
 )
@@ -256,8 +256,8 @@ def wgmma_tile_ops(D):
     @inlined
     def issue_load(barrier, tile, source, row, last, col):
         """source: a tensor map.  Rows beyond the matrix are zeros, and the kernels mask them or do
-        not store their results.  `fast_attention` sees to it that no rows of another sequence are
-        requested."""
+        not store their results.  TensorOps.attention sees to it that no rows of another sequence
+        are requested."""
         if leads_block():
             mbarrier_expect(barrier, TILE_BYTES)
             tma_load(tile, global_address(source), u32(col), u32(row), barrier)
@@ -623,22 +623,11 @@ def tensor_attention_dkv(D, hopper):
 
 @functools.cache
 def tensor_attention(D, hopper):
-    """Returns the Attention for head size D.     hopper: use the copy engine and `wgmma`"""
+    """Returns the Attention for head size D, one of FAST_HEADS.
+    hopper: use the copy engine and `wgmma`.  The operands must then be tensor maps with boxes of
+    TILE_ROWS rows, instead of matrices"""
     kernels = (make(D, hopper) for make in (tensor_attention_forward, tensor_attention_dq,
                                             tensor_attention_dkv))
     smem = (STATIONARY + 2 * STAGES) * 2 * TILE_ROWS * D + 1024      # 1,024: ALIGNMENT
-    operand = functools.partial(map_of, box_rows=TILE_ROWS) if hopper else unchanged
-    return Attention(*kernels, operand=operand, rotates=True, block=128, rows=2 * TILE_ROWS,
+    return Attention(*kernels, operand=unchanged, rotates=True, block=128, rows=2 * TILE_ROWS,
                      back_rows=TILE_ROWS, smem=smem, back_smem=smem)
-
-def fast_attention(D, T, BT):
-    """Returns the Attention for head size D and sequences of T rows, BT in all, or None if D is not
-    one of FAST_HEADS.
-
-    The copy engine fetches whole tiles.  If T is no multiple of TILE_ROWS, the last tile of a
-    sequence also has rows of the next one.  Their weights are 0, but 0 times an infinite number
-    would be NaN.  So several such sequences are left to path mma, which does not read them."""
-    if D not in FAST_HEADS:
-        return None
-    whole_tiles = T % TILE_ROWS == 0 or T == BT
-    return tensor_attention(D, kernel_path() == "wgmma" and D == 64 and whole_tiles)

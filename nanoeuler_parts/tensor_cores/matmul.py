@@ -1,5 +1,4 @@
-"""Matrix products on tensor cores: `tensor_matmul`, which 4.1 of nanoeuler_cuda.py calls, and
-`tensor_products` of a batch, for Muon in 6.
+"""Matrix products on tensor cores: one product, or those of a batch, for Muon.
 
 Contents
     the order of the work, split-K, and epilogues, on both paths
@@ -13,14 +12,14 @@ import functools
 import numpy as np
 from numba import cuda, types
 
-from nanoeuler_cuda import cdiv, filled, HOPPER_TILE, kernel_path, transposed
+from nanoeuler_cuda import cdiv, filled, HOPPER_TILE, transposed
 from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, launch, made_once
 from nanoeuler_parts.gpu.numbers import f32, u32, u64, vector
 from nanoeuler_parts.tensor_cores.ptx import (
     ALIGNMENT, atomic_increment, bit, cp_async_commit, cp_async_or_zero, cp_async_wait_all,
     cp_async_wait_one, DeviceFunctions, dynamic_smem, fence_async, fence_async_global,
     give_registers, global_address, lane_id, leads_block, leads_warp, leads_warpgroup, map_fence,
-    map_of, mbarrier_arrive, MBARRIER_BYTES, mbarrier_expect, mbarrier_fence, mbarrier_init,
+    mbarrier_arrive, MBARRIER_BYTES, mbarrier_expect, mbarrier_fence, mbarrier_init,
     mbarrier_wait, next_turn, pack_bf16, quotient, semaphore_acquire, semaphore_at,
     semaphore_release, shared_address, store_two, take_registers, thread_id, tma_add, tma_commit,
     tma_load, tma_load_3d, tma_store, tma_store_3d, tma_wait_read, tma_wait_written, warp_id,
@@ -757,7 +756,8 @@ def splits_for(tiles, K, semaphores, turn_time, blocks):
 
 # ---- Launches
 def mma_matmul(out, a, b, a_mn, b_mn, semaphores):
-    """The product on path `mma`: one block of four warps per piece.  Arguments as tensor_matmul"""
+    """The product on path `mma`: one block of four warps per piece.  Arguments as TensorOps.product
+    """
     (M, N), K = out.shape, a.shape[0] if a_mn else a.shape[1]
     tiles = cdiv(M, MMA_TILE) * cdiv(N, MMA_TILE)
     device = cuda.get_current_device()       # its registers allow MMA_BLOCKS
@@ -771,9 +771,9 @@ def mma_matmul(out, a, b, a_mn, b_mn, semaphores):
            semaphores if accumulate else unused, M, N, K, splits, grid=tiles * splits, block=128,
            smem=MMA_SMEM)
 
-def wgmma_matmul(out, a, b, a_mn, b_mn, semaphores):
+def wgmma_matmul(map_of, out, a, b, a_mn, b_mn, semaphores):
     """The product on path `wgmma`: one block of three warpgroups per multiprocessor.  Arguments as
-    tensor_matmul"""
+    TensorOps.product     map_of: function that returns tensor maps, as TensorOps.map_of"""
     (M, N), K = out.shape, a.shape[0] if a_mn else a.shape[1]
     tiles = cdiv(M, BM) * cdiv(N, BN)
     blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT
@@ -785,35 +785,25 @@ def wgmma_matmul(out, a, b, a_mn, b_mn, semaphores):
            map_of(out, 64), semaphores if accumulate else unused, unused, M, N, K, splits,
            grid=min(tiles * splits, blocks), block=384, smem=WGMMA_SMEM, resident=splits > 1)
 
-def tensor_matmul(out, a, b, a_mn=False, b_mn=False, semaphores=None):
-    """out (M, N) = A B, or out += A B
+def by_rows(x):
+    """Returns (the array whose rows are contiguous, whether it is the transpose of x).
+    x (n, M, N)"""
+    return (x, False) if x.strides[2] == x.dtype.itemsize else (transposed(x), True)
 
-    out           (M, N), bfloat16, or float32 with semaphores
-    a             A (M, K), or A^T (K, M) if a_mn
-    b             B^T (N, K), or B (K, N) if b_mn
-    semaphores    None: out = A B.  Otherwise zeros, before and after: out += A B.  If there are two
-                  for each tile of out, several blocks may share a tile"""
-    product = wgmma_matmul if kernel_path() == "wgmma" else mma_matmul
-    product(out, a, b, a_mn, b_mn, semaphores)
-
-def tensor_products(out, a, b, polynomial=None, symmetric=False):
-    """out[z] = a[z] b[z], or with polynomial (a, b, c) out[z] = a I + b a[z] + c a[z] b[z]
-    out (n, M, N), a (n, M, K), b (n, K, N) in bfloat16; a and b may be `transposed` arrays
-    symmetric: all outputs are symmetric.  Path `wgmma` then computes only the tiles that have an
-    entry on or below the diagonal, 12 of 18 for N = 768"""
-    def by_rows(x):
-        """Returns (the array whose rows are contiguous, whether it is the transpose of x)."""
-        return (x, False) if x.strides[2] == x.dtype.itemsize else (transposed(x), True)
+def mma_products(out, a, b, polynomial):
+    """Products of batches on path `mma`.  Arguments as TensorOps.products"""
     (n, M, N), K = out.shape, a.shape[2]
     (a, a_mn), (b, b_transposed) = by_rows(a), by_rows(b)
-    how = a_mn, not b_transposed, polynomial or STORE, True
-    if kernel_path() == "mma":
-        unused = out
-        launch(mma_kernel(*how), out, a, b, unused, M, N, K, 1, block=128, smem=MMA_SMEM,
-               grid=(cdiv(M, MMA_TILE) * cdiv(N, MMA_TILE), n))
-        return
+    unused = out
+    launch(mma_kernel(a_mn, not b_transposed, polynomial or STORE, True), out, a, b, unused, M, N,
+           K, 1, block=128, smem=MMA_SMEM, grid=(cdiv(M, MMA_TILE) * cdiv(N, MMA_TILE), n))
+
+def wgmma_products(map_of, out, a, b, polynomial, symmetric):
+    """The same on path `wgmma`"""
+    (n, M, N), K = out.shape, a.shape[2]
+    (a, a_mn), (b, b_transposed) = by_rows(a), by_rows(b)
     map_a, map_b = map_of(a, BK if a_mn else BM), map_of(b, BN if b_transposed else BK)
     unused, tiles = map_a, tiles_of(M, N, symmetric) * n
-    launch(wgmma_kernel(*how, symmetric), map_a, map_b, map_of(out, 64), unused, a, M, N, K, n,
-           grid=min(tiles, cuda.get_current_device().MULTIPROCESSOR_COUNT), block=384,
-           smem=WGMMA_SMEM)
+    launch(wgmma_kernel(a_mn, not b_transposed, polynomial or STORE, True, symmetric), map_a, map_b,
+           map_of(out, 64), unused, a, M, N, K, n, block=384, smem=WGMMA_SMEM,
+           grid=min(tiles, cuda.get_current_device().MULTIPROCESSOR_COUNT))

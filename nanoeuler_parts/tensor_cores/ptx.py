@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.cuda.extending import intrinsic
 
 from nanoeuler_cuda import to_device
-from nanoeuler_parts.gpu.launches import gpu, inlined, ok
+from nanoeuler_parts.gpu.launches import inlined, ok
 from nanoeuler_parts.gpu.numbers import asm, elements, f32, f64, memory, u32, u64
 
 # NVIDIA's manual "PTX ISA" describes each instruction below under its name.  Addresses of device
@@ -312,16 +312,15 @@ def tensor_map(pointer, rows, columns, stride, box_rows, itemsize=2, n=0, matrix
         d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
     return to_device(np.array([int(x) for x in encoded.opaque], np.uint64))
 
-def map_of(x, box_rows):
+def map_of(x, box_rows, maps):
     """Returns the tensor map of x, a matrix or an array of matrices.
 
-    Maps are kept in gpu.tensor_maps, which `at_most` replaces: each user of `at_most` makes a map
-    once.  A map holds an address.  It stays valid when memory of the same shape reuses this
-    address."""
+    maps: a dict that keeps the maps made so far.  A map holds an address.  It stays valid when
+    memory of the same shape reuses this address"""
     *n, rows, columns = x.shape
     *matrix_stride, stride, _ = x.strides
     key = (int(x.gpu_data.device_pointer), rows, columns, stride, box_rows, x.dtype.itemsize, *n,
            *matrix_stride)
-    if key not in gpu.tensor_maps:
-        gpu.tensor_maps[key] = tensor_map(*key)
-    return gpu.tensor_maps[key]
+    if key not in maps:
+        maps[key] = tensor_map(*key)
+    return maps[key]

@@ -31,13 +31,12 @@ from numba import cuda
 import nanoeuler as ne
 from bpe import need
 from nanoeuler_cuda import (
-    add_bias, attention_forward, cdiv, Decoder, embedding_forward, gain_of, kernel_path, matmul,
-    new, residual_rmsnorm_forward, rmsnorm_forward, rope, swiglu_forward, to_device, trunk, view,
-    window_of,
+    add_bias, cdiv, Decoder, embedding_forward, gain_of, make_ops, new, residual_rmsnorm_forward,
+    rmsnorm_forward, rope, swiglu_forward, to_device, trunk, view, window_of,
 )
 from nanoeuler_parts.chat.sampling import Sampling
 from nanoeuler_parts.files.printing import counted
-from nanoeuler_parts.gpu.launches import at_most, cuda_kernel, gpu, Graph, launch, ok, overlapping
+from nanoeuler_parts.gpu.launches import cuda_kernel, gpu, Graph, launch, ok, overlapping
 from nanoeuler_parts.gpu.numbers import LOG2E, value
 from nanoeuler_parts.tensor_cores.rows import (
     advance_kernel, AT_ONCE, attend_kernel, BY_ROWS, choose_kernel, COUNTS, DRAW_FIELDS, GROUP,
@@ -51,8 +50,9 @@ def heads_per_block(H, G):
     share = H // G
     return share if share in (5, 7) else max(n for n in range(1, 5) if share % n == 0)
 
-def refused(cfg):
-    """Returns why RowSteps cannot run a model of this shape in bfloat16, or "" if it can."""
+def refused(cfg, hopper):
+    """Returns why RowSteps cannot run a model of this shape in bfloat16, or "" if it can.
+    hopper: kernels may use Hopper's copy engine"""
     size = ne.dims_of(cfg)
     if cfg.qk_norm:
         return "the model has norms of q and k (qk_norm)"
@@ -63,17 +63,17 @@ def refused(cfg):
             return f"{name} is {n}, not a multiple of {unit}"
     if size.D > 128:
         return f"head_dim is {size.D}, more than 128"
-    smem = whole_smem(size, 1)
+    smem = whole_smem(size, 1, hopper)
     room = cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
     if smem > room:
         return f"a block needs {smem:,} bytes of shared memory, and this GPU allows {room:,}"
     return ""
 
-def whole_smem(size, groups):
+def whole_smem(size, groups, hopper):
     """Returns the bytes of shared memory that the largest block of any kernel needs, for blocks of
     up to `groups` groups of rows.  They include the dynamic part and the static arrays: the warps'
     shares, the squares, the table and the mbarrier."""
-    smem, others = rows_smem(size, groups, has_copy_engine()), min(groups, 2)
+    smem, others = rows_smem(size, groups, hopper), min(groups, 2)
 
     def with_shares(asked, groups, tiles):
         return asked + 8 * groups * (tiles * 8 * 8 + 8) * 4 + 5 * AT_ONCE * 4 + 8
@@ -91,10 +91,6 @@ def rows_bytes(cfg):
         size.HD + 2 * size.H)) + 12 * size.V
     bytes_per_token = 8 * size.C + 2 * size.QKV + 2 * size.HD + 6 * size.F + 4 * size.H
     return AT_ONCE * bytes_per_row + T * bytes_per_token
-
-def has_copy_engine():
-    """Returns whether kernels may use Hopper's copy engine."""
-    return kernel_path() == "wgmma"
 
 # Bytes of dynamic shared memory per block of each kernel.  add_att is the kernel `down`, made for
 # the product of att instead of swiglu.
@@ -167,14 +163,16 @@ class RowSteps:
     can record.  For a step of a few rows, the host writes a table, launches one graph, and
     waits."""
 
-    def __init__(self, cfg, weights, slots, T):
+    def __init__(self, cfg, weights, slots, T, top):
         """weights: Params on the device, with matrices in bfloat16
-        slots: number of slots of the cache; T: tokens per slot"""
+        slots: number of slots of the cache; T: tokens per slot
+        top: the fastest kernel path that it may use"""
         size, self.cfg, self.p, self.T = ne.dims_of(cfg), cfg, weights, T
-        self.top, self.hopper = gpu.highest, has_copy_engine()       # fixed at creation
+        self.top, self.hopper = top, make_ops(top).path == "wgmma"
         self.size = size
         room = cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-        self.groups = max(groups for groups in TURNS_AT_ONCE if whole_smem(size, groups) <= room)
+        self.groups = max(groups for groups in TURNS_AT_ONCE
+                          if whole_smem(size, groups, self.hopper) <= room)
         self.smem = {groups: rows_smem(size, groups, self.hopper) for groups in TURNS_AT_ONCE}
 
         def products(F, groups):
@@ -296,7 +294,7 @@ class RowSteps:
             for kind in [kind for kind in self.graphs if not kind.splits]:
                 del self.graphs[kind]        # these graphs read x of the old Prompts
             self.prompts = None              # frees its memory before more is allocated
-            self.prompts = Prompts(self.size, T)
+            self.prompts = Prompts(self.size, T, make_ops(self.top))
         self.in_flight = True
         self.prompts.read(self, slot, ids)
         found = []
@@ -467,10 +465,12 @@ class Prompts:
     at the first prompt: 8 C + 2 QKV + 2 HD + 6 F bytes per token, 12 MB for 512 tokens of
     `base`."""
 
-    def __init__(self, size, T):
+    def __init__(self, size, T, ops):
+        """ops: Ops of its own, since its buffers live as long as it does"""
         def buffer(*shape, dtype=np.uint16):
             return new(shape, dtype)
 
+        self.ops = ops
         self.x = buffer(T, size.C, dtype=np.float32)
         self.rstd = buffer(T, dtype=np.float32)
         self.lse = buffer(size.H * T, dtype=np.float32)
@@ -478,7 +478,7 @@ class Prompts:
             buffer(T, n) for n in (size.C, size.C, size.QKV, size.HD, 2 * size.F, size.F))
         self.slot_and_ids = new(2 + T, np.int32)         # slot, number of tokens, the tokens
         self.staged = cuda.pinned_array(2 + T, np.int32)
-        self.graphs, self.maps = {}, {}      # T -> Graph; tensor maps of the buffers
+        self.graphs = {}                     # T -> Graph
 
     def read(self, steps, slot, ids):
         """Queues the reading of a prompt into the cache of `steps`, a RowSteps.  The device must
@@ -489,12 +489,11 @@ class Prompts:
         self.staged[2 + len(ids):2 + T] = 0
         if T not in self.graphs:
             self.graphs[T] = Graph()
-        with at_most(steps.top, self.maps):
-            self.graphs[T](functools.partial(self.queue, steps, T))
+        self.graphs[T](functools.partial(self.queue, steps, T))
 
     def queue(self, steps, T):
         """Queues T tokens through all layers: fills self.x, and the keys and values of the slot."""
-        cfg, p, size = steps.cfg, steps.p, steps.size
+        cfg, p, size, ops = steps.cfg, steps.p, steps.size, self.ops
         x, y, saved, qkv, att, gate_up, swiglu = (
             view(buffer, 0, (T, buffer.shape[1])) for buffer in
             (self.x, self.y, self.saved, self.qkv, self.att, self.gate_up, self.swiglu))
@@ -506,19 +505,19 @@ class Prompts:
             op(y, saved, rstd, x, gain_of(p, i), cfg.norm_eps)
 
         def attention_block(l):
-            matmul(qkv, y, p.qkv[l])
+            ops.matmul(qkv, y, p.qkv[l])
             if cfg.qkv_bias:
                 add_bias(qkv, p.qkv_bias[l])
             rope(qkv, steps.cos, steps.sin, T, size.H + size.G, 1)
             launch(keep_kernel, steps.kc[l], steps.vc[l], qkv, self.slot_and_ids, grid=(T, size.G),
                    block=size.D)
-            attention_forward(att, lse, qkv, T, size.D)
-            matmul(y, att, p.attn_proj[l])
+            ops.attention_forward(att, lse, qkv, T, size.D)
+            ops.matmul(y, att, p.attn_proj[l])
 
         def swiglu_block(l):
-            matmul(gate_up, y, p.gate_up[l])
+            ops.matmul(gate_up, y, p.gate_up[l])
             swiglu_forward(swiglu, gate_up)
-            matmul(y, swiglu, p.down[l])
+            ops.matmul(y, swiglu, p.down[l])
 
         upload(self.slot_and_ids, self.staged[:2 + T])
         embedding_forward(x, view(self.slot_and_ids, 2, (T,)), p.wte)
@@ -555,7 +554,7 @@ class RowsDecoder(Decoder):
         self.unread = set()                  # slots with texts that are not in the cache yet
 
     def allocate(self):
-        self.steps = RowSteps(self.cfg, self.weights, len(self.held_ids), self.length)
+        self.steps = RowSteps(self.cfg, self.weights, len(self.held_ids), self.length, self.top)
 
     def copy(self, source, slot, n):
         if source in self.unread:

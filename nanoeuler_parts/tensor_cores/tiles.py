@@ -18,7 +18,7 @@ from nanoeuler_cuda import cdiv, filled
 from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, launch
 from nanoeuler_parts.gpu.numbers import elements, f32, stored, u32, u64
 from nanoeuler_parts.tensor_cores.ptx import (
-    ALIGNMENT, asm_into, dynamic_smem, global_address, leads_warpgroup, map_fence, map_of,
+    ALIGNMENT, asm_into, dynamic_smem, global_address, leads_warpgroup, map_fence,
     mbarrier_expect, mbarrier_fence, mbarrier_init, mbarrier_wait, ptx, shared_address, tma_load,
 )
 
@@ -297,9 +297,10 @@ def one_tile_kernel(out, map_a, map_b, K):
         if row < out.shape[0] and column < out.shape[1]:
             out[row, column] = stored(out, acc[i])
 
-def one_tile_matmul(out, a, b):
+def one_tile_matmul(map_of, out, a, b):
     """out = a b^T, only on Hopper.     out (M, N), a (M, K), b (N, K)
-    The rows of a and b must be whole chunks: K is a multiple of 8."""
+    The rows of a and b must be whole chunks: K is a multiple of 8.
+    map_of: function that returns tensor maps, as TensorOps.map_of"""
     M, N = out.shape
     launch(one_tile_kernel, out, map_of(a, TILE_ROWS), map_of(b, TILE_ROWS), a.shape[1],
            grid=(cdiv(N, TILE_ROWS), cdiv(M, TILE_ROWS)), block=128, smem=ONE_TILE_SMEM)

@@ -119,4 +119,9 @@ def naive_buffers(cfg, B, T, dtype, kept=None):
 class NaiveModel(nc.Model):
     """nanoeuler_cuda.Model with such attention."""
     buffer_table = staticmethod(naive_buffers)
-    attention_ops = naive_forward, naive_backward
+
+    @staticmethod
+    def make_ops(top):
+        ops = nc.make_ops(top)
+        ops.attention_forward, ops.attention_backward = naive_forward, naive_backward
+        return ops

@@ -1,0 +1,143 @@
+"""The products and the attention of a model on tensor cores: TensorOps, which `make_ops` of
+nanoeuler_cuda.py returns if the GPU has tensor cores."""
+import functools
+
+import numpy as np
+
+from nanoeuler_cuda import (
+    attention_backward, attention_forward, Ops, to_device, transposed, view, window_of,
+)
+from nanoeuler_parts.tensor_cores.attention import FAST_HEADS, tensor_attention
+from nanoeuler_parts.tensor_cores.matmul import (
+    mma_matmul, mma_products, wgmma_matmul, wgmma_products,
+)
+from nanoeuler_parts.tensor_cores.ptx import map_of
+from nanoeuler_parts.tensor_cores.tiles import TILE_ROWS
+
+# With them, several blocks add to one tile of dW in a fixed order: two are needed per tile
+SEMAPHORES = 1 << 15
+
+def fits(*matrices):
+    """Returns whether tensor cores can multiply these matrices: they are bfloat16, and all rows
+    start at a multiple of 16 bytes and have a multiple of 8 elements."""
+    def fits_one(x):
+        whole_chunks = x.shape[1] % 8 == 0 and x.strides[1] == 2
+        starts = x.strides[0], int(x.gpu_data.device_pointer)
+        return x.dtype == np.uint16 and whole_chunks and all(n % 16 == 0 for n in starts)
+    return all(map(fits_one, matrices))
+
+def each_fits(*batches):
+    """Returns `fits` for batches of matrices (n, M, N), any of them transposed."""
+    def first(x):
+        x = x if x.strides[2] == x.dtype.itemsize else transposed(x)
+        return view(x, 0, x.shape[1:], (x.strides[1] // x.dtype.itemsize, 1))
+    return fits(*map(first, batches)) and all(x.strides[0] % 16 == 0 for x in batches)
+
+class TensorOps(Ops):
+    """Ops on path `mma` or `wgmma`.  What tensor cores cannot compute, the functions of
+    nanoeuler_cuda.py do."""
+
+    def __init__(self, path):
+        self.path = path
+        self.maps = {}                       # tensor maps of the matrices that it has been given
+
+    @functools.cached_property
+    def semaphores(self):
+        """SEMAPHORES zeros.  A product that has used them leaves zeros."""
+        return to_device(np.zeros(SEMAPHORES, np.uint32))
+
+    def forget_buffers(self):
+        self.maps.clear()
+
+    def map_of(self, x, box_rows):
+        """Returns the tensor map of x, which lives as long as kernels and graphs may read it: until
+        `forget_buffers`."""
+        return map_of(x, box_rows, self.maps)
+
+    def product(self, out, a, b, a_mn=False, b_mn=False, semaphores=None):
+        """out (M, N) = A B, or out += A B
+
+        out           (M, N), bfloat16, or float32 with semaphores
+        a             A (M, K), or A^T (K, M) if a_mn
+        b             B^T (N, K), or B (K, N) if b_mn
+        semaphores    None: out = A B.  Otherwise zeros, before and after: out += A B.  If there are
+                      two for each tile of out, several blocks may share a tile"""
+        if self.path == "wgmma":
+            wgmma_matmul(self.map_of, out, a, b, a_mn, b_mn, semaphores)
+        else:
+            mma_matmul(out, a, b, a_mn, b_mn, semaphores)
+
+    def matmul(self, out, x, w):
+        if fits(out, x, w):
+            self.product(out, x, w)
+        else:
+            super().matmul(out, x, w)
+
+    def matmul_dx(self, dx, dy, w, add=False):
+        if fits(dx, dy, w) and not add:      # these kernels add to float32 only
+            self.product(dx, dy, w, b_mn=True)
+        else:
+            super().matmul_dx(dx, dy, w, add)
+
+    def matmul_dw(self, dw, dy, x):
+        if fits(dy, x) and int(dw.gpu_data.device_pointer) % 16 == 0:
+            self.product(dw, dy, x, a_mn=True, b_mn=True, semaphores=self.semaphores)
+        else:
+            super().matmul_dw(dw, dy, x)
+
+    def attention(self, qkv, T, D, window):
+        """Returns the Attention for these sequences of T rows, or None for the portable one.
+
+        The copy engine fetches whole tiles.  If T is no multiple of TILE_ROWS, the last tile of a
+        sequence also has rows of the next one.  Their weights are 0, but 0 times an infinite number
+        would be NaN.  So several such sequences are left to path mma, which does not read them."""
+        if qkv.dtype != np.uint16 or window or D not in FAST_HEADS:
+            return None
+        whole_tiles = T % TILE_ROWS == 0 or T == len(qkv)
+        if self.path == "wgmma" and D == 64 and whole_tiles:
+            boxes = functools.partial(self.map_of, box_rows=TILE_ROWS)
+            return tensor_attention(D, True)._replace(operand=boxes)
+        return tensor_attention(D, False)
+
+    def attention_forward(self, o, lse, qkv, T, D, window=0):
+        attention_forward(o, lse, qkv, T, D, window, self.attention(qkv, T, D, window))
+
+    def attention_backward(self, dqkv, delta, do, o, lse, qkv, cos, sin, T, D, window=0):
+        attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D, window,
+                           self.attention(qkv, T, D, window))
+
+    def product_of_each(self, out, a, b, symmetric=False):
+        if each_fits(out, a, b):
+            self.products(out, a, b, symmetric=symmetric)
+        else:
+            super().product_of_each(out, a, b)
+
+    def polynomial_of_each(self, out, x, a, b, c):
+        if each_fits(out, x):
+            self.products(out, x, x, (a, b, c), symmetric=True)
+        else:
+            super().polynomial_of_each(out, x, a, b, c)
+
+    def products(self, out, a, b, polynomial=None, symmetric=False):
+        """out[z] = a[z] b[z], or with polynomial (a, b, c) out[z] = a I + b a[z] + c a[z] b[z]
+        out (n, M, N), a (n, M, K), b (n, K, N) in bfloat16; a and b may be `transposed` arrays
+        symmetric: all outputs are symmetric.  Path `wgmma` then computes only the tiles that have
+        an entry on or below the diagonal, 12 of 18 for N = 768"""
+        if self.path == "wgmma":
+            wgmma_products(self.map_of, out, a, b, polynomial, symmetric)
+        else:
+            mma_products(out, a, b, polynomial)
+
+    def slow_parts(self, cfg):
+        HD, KV = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim
+        sizes = {"n_embd": cfg.n_embd, "n_hidden": cfg.n_hidden, "vocab_size": cfg.vocab_size,
+                 "n_head * head_dim": HD, "(n_head + 2 * n_kv_head) * head_dim": HD + 2 * KV}
+        slow = [f"products, since {name} is {n}, not a multiple of 8"
+                for name, n in sizes.items() if n % 8]
+        if cfg.head_dim not in FAST_HEADS:
+            slow.append(f"attention, since head_dim is {cfg.head_dim}, not 32, 64 or 128")
+        if window_of(cfg):
+            slow.append("attention, since it has a window")
+        if cfg.tie_embeddings and cfg.n_mtp > 1:         # a sum of two products: see matmul_dx
+            slow.append("the gradient of the output heads' input, since one head is tied to wte")
+        return slow
