@@ -3,9 +3,10 @@
     python bench/gpu_tests.py [--only twins kernels gradient tests memcheck racecheck] [--jobs 1]
 
 Writes bench/out/gpu_tests_<device>.txt: the output of each part, and a fingerprint of the code
-that it ran.  `make release-check` fails unless a file in bench/results/ has the fingerprint of the
-current code.  A part that was run before on the same machine stays in the file.  A part that fails
-is not written, and the exit code is 1.
+that it ran.  Each part has the fingerprint of those folders that it runs.  So after a change in one
+of the others, it need not run again.  `make release-check` fails unless a file in bench/results/
+has the fingerprints of the current code.  A part that was run before on the same machine stays in
+the file.  A part that fails is not written, and the exit code is 1.
 
 The kernels are compared with functions of nanoeuler.py.  These functions may change, as long as
 they compute the same.  So the file has two numbers for each of their outputs in float64, under
@@ -40,14 +41,26 @@ from common import out_folder
 
 PARTS = ("twins", "kernels", "gradient", "tests", "memcheck", "racecheck")
 NEEDED = PARTS[:4]                           # compute-sanitizer comes with the CUDA toolkit only
-# The fingerprint is that of their code: all kernels, what launches them, and the tests
+
+# The code that is proven: kernels, what launches them, and the tests
 PACKAGE = ROOT / "nanoeuler_parts"
-DEVICE = [str(path.relative_to(ROOT)) for path in sorted(PACKAGE.rglob("*.py"))
-          if path.parent.name == "tensor_cores" or path.parent.name in ("gpu", "ranks")
-          and "from numba import" in path.read_text(encoding="utf-8")]
-CASES = [str(path.relative_to(ROOT)) for path in sorted(PACKAGE.glob("selftests/*.py"))]
-PROVEN = ("nanoeuler_cuda.py", *DEVICE, *CASES, "tests/oracles/naive_attention.py",
-          "tests/test_gpu.py")
+
+def sources(folder):
+    """The names of the files of a folder of nanoeuler_parts.  Of gpu/ and ranks/, only those that
+    import numba: the others start processes, and have tests of their own."""
+    return [str(path.relative_to(ROOT)) for path in sorted((PACKAGE / folder).glob("*.py"))
+            if folder not in ("gpu", "ranks")
+            or "from numba import" in path.read_text(encoding="utf-8")]
+
+ENGINE = ["nanoeuler_cuda.py", *sources("gpu"), *sources("tensor_cores")]
+BOUNDS = "nanoeuler_parts/selftests/bounds.py"
+# The files whose code a part proves
+FILES = {"twins": sources("selftests"),
+         "kernels": [*ENGINE, *sources("ranks"), *sources("selftests")],
+         "gradient": [*ENGINE, BOUNDS, "nanoeuler_parts/selftests/gradient.py"],
+         "tests": [*ENGINE, BOUNDS, "tests/oracles/naive_attention.py", "tests/test_gpu.py"]}
+FILES |= dict.fromkeys(("memcheck", "racecheck"), FILES["kernels"])
+PROVEN = sorted({name for names in FILES.values() for name in names})
 
 
 def code_of(text):
@@ -67,8 +80,8 @@ def code_of(text):
     return "\n".join(line.rstrip() for line in kept if line.strip())
 
 
-def fingerprint(root=ROOT):
-    texts = [(root / name).read_text(encoding="utf-8") for name in PROVEN]
+def fingerprint(part, root=ROOT):
+    texts = [(root / name).read_text(encoding="utf-8") for name in FILES[part]]
     return hashlib.sha256("\0".join(map(code_of, texts)).encode()).hexdigest()
 
 
@@ -125,10 +138,11 @@ def parse(text):
     return {part: (code, said) for part, code, said in found}
 
 
-def current(text, code, of_twins):
-    """Whether a file proves the code of that fingerprint, with twins that compute this."""
+def current(text, codes, of_twins):
+    """Whether a file proves the code with these fingerprints {part: fingerprint}, with twins that
+    compute this."""
     found = parse(text)
-    if any(part not in found or found[part][0] != code for part in NEEDED):
+    if any(part not in found or found[part][0] != codes[part] for part in NEEDED):
         return False
     return same_twins(told_twins(found["twins"][1]), of_twins)
 
@@ -180,7 +194,7 @@ def main():
     device, header = machine()
     model = re.sub(r"[^a-z0-9]+", "_", device.lower().replace("nvidia", "")).strip("_")
     path = pathlib.Path(a.out or out_folder() / f"gpu_tests_{model}.txt")
-    code, failed = fingerprint(), []
+    failed = []
     for part in a.only or (PARTS if shutil.which("compute-sanitizer") else NEEDED):
         result, said = run(part, a.jobs)
         if result:
@@ -189,7 +203,8 @@ def main():
         words = ["python" if x == sys.executable else x for x in command(part, a.jobs)]
         commit = a.commit or git.stdout.strip()
         said = re.sub("^== ", "=== ", said.strip(), flags=re.M)      # no title of a part
-        title = f"{part}: {' '.join(words)}\ncode {code}, commit {commit}\n\n{said}\n\n"
+        title = (f"{part}: {' '.join(words)}\ncode {fingerprint(part)}, commit {commit}\n\n"
+                 f"{said}\n\n")
         old = path.read_text(encoding="utf-8") if path.exists() else ""
         path.write_text(written(old, header, part, title), encoding="utf-8")
     print(f"FAILED: {', '.join(failed)}" if failed else f"written to {path}")

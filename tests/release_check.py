@@ -5,6 +5,7 @@
 This is about evidence, and red where a figure has to be taken anew.  Whether the programs are right
 is what `make test` says; it does not run this file.
 """
+import functools
 import json
 import re
 import sys
@@ -170,8 +171,8 @@ def of_twins(dry):
 def test_the_proof_on_a_gpu_is_of_todays_code(of_twins):
     import gpu_tests
     files = sorted(RESULTS.glob("gpu_tests_*.txt"))
-    code = gpu_tests.fingerprint()
-    assert any(gpu_tests.current(p.read_text(encoding="utf-8"), code, of_twins) for p in files), (
+    codes = {part: gpu_tests.fingerprint(part) for part in gpu_tests.NEEDED}
+    assert any(gpu_tests.current(p.read_text(encoding="utf-8"), codes, of_twins) for p in files), (
         "the GPU program, or what the CPU's functions compute, changed since it was last proven; "
         "on a machine with a GPU: python bench/gpu_tests.py")
 
@@ -200,17 +201,18 @@ def test_twins_that_compute_something_else_are_seen(of_twins, monkeypatch):
 
 def test_a_stale_proof_is_seen(tmp_path):
     import gpu_tests
+    codes = functools.partial(dict.fromkeys, gpu_tests.PARTS)
     header, now, before = "Correctness on a GPU.\n\n", "a" * 64, "b" * 64
     text, of_twins = "Correctness on another GPU.\n\n== kernels: x\nold\n", {"rope 0": (2.0, -1e-3)}
     for code in (before, now):
         for part in gpu_tests.PARTS:
-            assert not gpu_tests.current(text, now, of_twins)
+            assert not gpu_tests.current(text, codes(now), of_twins)
             said = f"{part}: python x\ncode {code}, commit 12\n\nrope 0: 2.0 -0.001\n== no part\n\n"
             text = gpu_tests.written(text, header, part, said.replace("== ", ""))
             if part == gpu_tests.NEEDED[-1]:
                 break
-        assert gpu_tests.current(text, code, of_twins) and text.startswith(header)
-        assert not gpu_tests.current(text, code, {"rope 0": (2.0, 1e-3)})
+        assert gpu_tests.current(text, codes(code), of_twins) and text.startswith(header)
+        assert not gpu_tests.current(text, codes(code), {"rope 0": (2.0, 1e-3)})
     assert list(gpu_tests.parse(text)) == list(gpu_tests.NEEDED)
     assert gpu_tests.parse(text)["gradient"][0] == now
     assert "rope 0" in gpu_tests.parse(text)["tests"][1]
@@ -237,16 +239,20 @@ def test_a_part_that_fails_is_not_written(tmp_path, monkeypatch, capsys):
     text = path.read_text("utf-8")
     assert list(gpu_tests.parse(text)) == ["kernels", "gradient", "tests"]
     assert all(f"=== {part} said" in said for part, (_, said) in gpu_tests.parse(text).items())
-    assert gpu_tests.fingerprint() == gpu_tests.parse(text)["gradient"][0]
+    assert gpu_tests.fingerprint("gradient") == gpu_tests.parse(text)["gradient"][0]
 
 
 @pytest.mark.parametrize("name, old, new, changes", [
-    ("nanoeuler_cuda.py", "ROW_WARPS = 8 ", "ROW_WARPS = 4 ", True),
-    ("nanoeuler_cuda.py", "# warps per block, if each warp has a row of its own", "# warps", False),
-    ("nanoeuler_cuda.py", '"""x[bt] = wte[tokens[bt]] ', '"""rows of wte ', False),
-    ("tests/oracles/naive_attention.py", "add=r > 0", "add=True", True),
-    ("tests/test_gpu.py", "def hyper(step, **muon):", "def hyper(step, *_, **muon):", True),
-    ("nanoeuler.py", "def rmsnorm_forward(", "def rmsnorm_forward_of(", False)])
+    ("nanoeuler_cuda.py", "ROW_WARPS = 8 ", "ROW_WARPS = 4 ", "kernels gradient tests"),
+    ("nanoeuler_cuda.py", "# warps per block, if each warp has a row of its own", "# warps", ""),
+    ("nanoeuler_cuda.py", '"""x[bt] = wte[tokens[bt]] ', '"""rows of wte ', ""),
+    ("nanoeuler_parts/tensor_cores/matmul.py", "STORE_TIME = 4 ", "STORE_TIME = 5 ",
+     "kernels gradient tests"),
+    ("nanoeuler_parts/ranks/engine.py", "PIECE = 1 << 24 ", "PIECE = 1 << 23 ", "kernels"),
+    ("nanoeuler_parts/selftests/ops.py", "(70, 13, 10)", "(71, 13, 10)", "twins kernels"),
+    ("tests/oracles/naive_attention.py", "add=r > 0", "add=True", "tests"),
+    ("tests/test_gpu.py", "def hyper(step, **muon):", "def hyper(step, *_, **muon):", "tests"),
+    ("nanoeuler.py", "def rmsnorm_forward(", "def rmsnorm_forward_of(", "")])
 def test_the_fingerprint_is_that_of_the_code(name, old, new, changes, tmp_path):
     """Not of comments and docstrings, nor of the CPU's program: of that, what it computes."""
     import gpu_tests
@@ -257,7 +263,9 @@ def test_the_fingerprint_is_that_of_the_code(name, old, new, changes, tmp_path):
             assert old in text
             text = text.replace(old, new)
         (tmp_path / source).write_text(text, encoding="utf-8")
-    assert (gpu_tests.fingerprint(tmp_path) != gpu_tests.fingerprint()) == changes
+    changed = [part for part in gpu_tests.NEEDED
+               if gpu_tests.fingerprint(part, tmp_path) != gpu_tests.fingerprint(part)]
+    assert changed == changes.split()
 
 
 def test_the_defaults_are_those_that_the_readme_shows(monkeypatch, capsys):
