@@ -20,7 +20,8 @@ The verbs g, t, tr, i, s, d and c also have long names: check, train, resume, ge
 chat.
 
 A residual block is an Euler step, x[i + 1] = x[i] + f(x[i]).  `residual_rmsnorm_forward` in 4.3
-computes one.  In 5, `trunk` takes two Euler steps per layer, and `backward` walks back along them.
+computes one.  In 5, `run_layers` takes two Euler steps per layer, and `backward` walks back along
+them.
 
 This file is a complete engine in plain Numba, in float32, in float64, and in bfloat16 on GPUs that
 support it (Ampere and newer).  To read it, you need to know CUDA's threads and blocks; section 3
@@ -1254,25 +1255,6 @@ def make_ops(top=PATHS[-1]):
 # columns: a slice of the columns of the logits.  w (columns, C): the matrix that computes them from
 # y.  dw: the gradient of w
 HeadPart = namedtuple("HeadPart", "columns w dw")
-# One RMSNorm of the model: gain (C,), the gain's gradient, rstd (BT,)
-Norm = namedtuple("Norm", "gain dgain rstd")
-
-def trunk(n_layer, step_and_norm, attention_block, swiglu_block):
-    """The layers of a forward pass, two Euler steps per layer.  The trajectory is x[0], .., x[2 L]:
-
-        x[i + 1] = x[i] + f(y),  y = rmsnorm(x[i])     f is attention if i is even, else SwiGLU
-
-    One buffer holds y, and then f in its place:
-    step_and_norm(i)                        if i > 0, x[i] = x[i - 1] + f; then y = rmsnorm(x[i])
-    attention_block(l), swiglu_block(l)     replace y by f of layer l
-
-    Training, row-by-row decoding, and the reading of prompts in tensor_cores all use this loop."""
-    step_and_norm(0)
-    for l in range(n_layer):
-        attention_block(l)
-        step_and_norm(2 * l + 1)
-        swiglu_block(l)
-        step_and_norm(2 * l + 2)
 
 def gain_of(p, i):
     """The gain of the RMSNorm that reads x[i].  In layer i / 2, it is before attention (i even) or
@@ -1282,7 +1264,60 @@ def gain_of(p, i):
         return p.final_norm
     return p.mlp_norm[l] if i % 2 else p.attn_norm[l]
 
-class Model:
+# What a forward pass of a layer writes, each with BT rows.  y (BT, C): the normalized input, then
+# the output f.  qk and qk_rstd are of 4.8, and may be None in a model without norms of q and k
+LayerBuffers = namedtuple("LayerBuffers", "y qkv qk qk_rstd att gate_up swiglu")
+
+class Layers:
+    """The layers of a forward pass, two Euler steps per layer.  The trajectory is x[0], .., x[2 L]:
+
+        x[i + 1] = x[i] + f(y),  y = rmsnorm(x[i])     f is attention if i is even, else SwiGLU
+
+    Model trains with these layers.  Decoder (9) and Prompts of tensor_cores/steps.py generate with
+    them.  The three define what differs:
+
+    cfg, ops            the Config and the Ops
+    w, p                Params: the operands of products, and the gains and biases
+    state               x, the newest point of the trajectory, in the type of sums
+    of_layer(l)         the LayerBuffers of layer l
+    saved(i)            (buffer for a copy of x[i], buffer for its rstd), for a backward pass
+    attention(l, b)     RoPE of q and k in b.qkv, and attention: sets b.att.  What becomes of keys
+                        and values is up to it"""
+
+    def run_layers(self):
+        """Takes x from x[0] to x[2 L], and sets y = rmsnorm(x[2 L])."""
+        self.step_and_norm(0)
+        for l in range(self.cfg.n_layer):
+            b = self.of_layer(l)
+            self.attend(l, b)
+            self.ops.matmul(b.y, b.att, self.w.attn_proj[l])
+            self.step_and_norm(2 * l + 1)
+            self.gate(l, b)
+            self.ops.matmul(b.y, b.swiglu, self.w.down[l])
+            self.step_and_norm(2 * l + 2)
+
+    def step_and_norm(self, i):
+        """If i > 0, x[i] = x[i - 1] + f.  Then y = rmsnorm(x[i]), in the place of f."""
+        op = residual_rmsnorm_forward if i else rmsnorm_forward
+        y = self.of_layer(0).y                # it is the same buffer in all layers
+        op(y, *self.saved(i), self.state, gain_of(self.p, i), self.cfg.norm_eps)
+
+    def attend(self, l, b):
+        """Computes b.att, the outputs of layer l's attention heads, from y = rmsnorm(x) in b.y."""
+        cfg, p = self.cfg, self.p
+        self.ops.matmul(b.qkv, b.y, self.w.qkv[l])
+        if cfg.qkv_bias:
+            add_bias(b.qkv, p.qkv_bias[l])
+        if cfg.qk_norm:
+            head_norm_forward(b.qkv, b.qk, b.qk_rstd, p.q_norm[l], p.k_norm[l], cfg.norm_eps)
+        self.attention(l, b)
+
+    def gate(self, l, b):
+        """Computes b.swiglu, the hidden numbers of layer l, from y = rmsnorm(x) in b.y."""
+        self.ops.matmul(b.gate_up, b.y, self.w.gate_up[l])
+        swiglu_forward(b.swiglu, b.gate_up)
+
+class Model(Layers):
     """Parameters, gradients and moments on the device, and buffers for micro-batches (B, T).
 
     The interface is Engine (runs/engine.py).  `update` and `losses` return results and wait for the
@@ -1421,52 +1456,33 @@ class Model:
         name = cuda.get_current_device().name
         return f"{name}, {NAMES[self.dtype]}" + (f", {note}" if note else "")
 
-    def norm_of(self, i):
-        """The RMSNorm that reads x[i]: see gain_of"""
+    @property
+    def state(self):
+        return self.a.state
+
+    def of_layer(self, l):
+        """Those of layer l, or, with --recompute, of every layer in turn"""
+        a, k, normed = self.a, l % self.kept, self.cfg.qk_norm
+        return LayerBuffers(a.y, a.qkv[k], a.qk[k] if normed else None,
+                            a.qk_rstd[k] if normed else None, a.att[k], a.gate_up[k], a.swiglu[k])
+
+    def saved(self, i):
         a, l = self.a, i // 2
         if l == self.cfg.n_layer:
-            rstd = a.final_rstd
-        else:
-            rstd = a.mlp_rstd[l] if i % 2 else a.attn_rstd[l]
-        return Norm(gain_of(self.p, i), gain_of(self.g, i), rstd)
+            return a.x[i], a.final_rstd
+        return a.x[i], a.mlp_rstd[l] if i % 2 else a.attn_rstd[l]
 
-    def attend(self, l):
-        """Computes a.att, the outputs of layer l's attention heads, from y = rmsnorm(x) in a.y."""
-        cfg, a, p, T, k = self.cfg, self.a, self.p, self.shape[1], l % self.kept
-        self.ops.matmul(a.qkv[k], a.y, self.w.qkv[l])
-        if cfg.qkv_bias:
-            add_bias(a.qkv[k], p.qkv_bias[l])
-        if cfg.qk_norm:
-            head_norm_forward(a.qkv[k], a.qk[k], a.qk_rstd[k], p.q_norm[l], p.k_norm[l],
-                              cfg.norm_eps)
-        rope(a.qkv[k], self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, 1)
-        self.ops.attention_forward(a.att[k], a.lse[k], a.qkv[k], T, cfg.head_dim, self.window)
-
-    def gate(self, l):
-        """Computes a.swiglu, the hidden numbers of layer l, from y = rmsnorm(x) in a.y."""
-        a, k = self.a, l % self.kept
-        self.ops.matmul(a.gate_up[k], a.y, self.w.gate_up[l])
-        swiglu_forward(a.swiglu[k], a.gate_up[k])
+    def attention(self, l, b):
+        cfg, T = self.cfg, self.shape[1]
+        rope(b.qkv, self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, 1)
+        self.ops.attention_forward(b.att, self.a.lse[l % self.kept], b.qkv, T, cfg.head_dim,
+                                   self.window)
 
     def forward(self):
         """Computes the trajectory a.x[0..2L] of the staged tokens, and the input of the output
         heads, rmsnorm(x[2L]), in a.y."""
-        cfg, w, a = self.cfg, self.w, self.a
-
-        def step_and_norm(i):
-            norm, op = self.norm_of(i), residual_rmsnorm_forward if i else rmsnorm_forward
-            op(a.y, a.x[i], norm.rstd, a.state, norm.gain, cfg.norm_eps)
-
-        def attention_block(l):
-            self.attend(l)
-            self.ops.matmul(a.y, a.att[l % self.kept], w.attn_proj[l])
-
-        def swiglu_block(l):
-            self.gate(l)
-            self.ops.matmul(a.y, a.swiglu[l % self.kept], w.down[l])
-
-        embedding_forward(a.state, self.tokens, self.p.wte)          # x[0]
-        trunk(cfg.n_layer, step_and_norm, attention_block, swiglu_block)
+        embedding_forward(self.state, self.tokens, self.p.wte)       # x[0]
+        self.run_layers()
 
     def head_parts(self, P):
         """The matrices that compute the logits of heads 0 to P - 1: lm_head, and before it wte, if
@@ -1514,15 +1530,15 @@ class Model:
         def step_backward(i):
             """d.x, the gradient of x[i + 1], becomes that of x[i]; d.y is the gradient of
             rmsnorm(x[i]).  Returns y = rmsnorm(x[i]), which overwrites d.y."""
-            norm = self.norm_of(i)
-            return rmsnorm_backward(d.x, norm.dgain, d.y, d.partial, a.x[i], norm.gain, norm.rstd)
+            x, rstd = self.saved(i)
+            return rmsnorm_backward(d.x, gain_of(g, i), d.y, d.partial, x, gain_of(p, i), rstd)
 
         def recompute(i, inside):
             """With --recompute, computes the activations inside a block again."""
             if self.kept < L:
-                norm = self.norm_of(i)
-                rmsnorm_again(a.y, a.x[i], norm.gain, norm.rstd)
-                inside(i // 2)
+                x, rstd = self.saved(i)
+                rmsnorm_again(a.y, x, gain_of(p, i), rstd)
+                inside(i // 2, self.of_layer(i // 2))
 
         d.x.gpu_data.memset(0, stream=gpu.stream)        # x[2L] is read by the final norm only
         step_backward(2 * L)                 # here d.y is the gradient of the output heads' input
@@ -2030,7 +2046,16 @@ def attention_decode_kernel(o, qkv, kc, vc, scores, at, window, scale):
             s += row[t] * vc[g, t, i]
         o[h * D + i] = s / l
 
-class Decoder(ne.Decoder):
+class RowOps(Ops):
+    """Ops of a decoder, whose matrices out and x have one row"""
+    def matmul(self, out, x, w):
+        matvec(as_vector(out), w, as_vector(x))
+
+def as_vector(x):
+    """The numbers of x as a vector.  No copy."""
+    return view(x, 0, (x.size,))
+
+class Decoder(Layers, ne.Decoder):
     """nanoeuler.Decoder with its KV cache on the device.  It computes the rows of a step one by
     one, with one graph launch per token.
 
@@ -2106,12 +2131,12 @@ class Decoder(ne.Decoder):
         self.slots = [(buffer(*cache), buffer(*cache), Graph()) for _ in self.held_ids]
         self.use(0)
         self.scores = buffer(H, T)
-        self.x, self.y = buffer(1, C), buffer(1, C)
-        # For the backward pass, and unused here
-        self.saved, self.rstd = buffer(1, C), buffer(1)
-        self.qk, self.qk_rstd = (buffer(1, (H + cfg.n_kv_head) * n) for n in (D, 1))
-        self.qkv, self.att = buffer((H + 2 * cfg.n_kv_head) * D), buffer(H * D)
-        self.gate_up, self.swiglu = buffer(1, 2 * F), buffer(1, F)
+        self.w, self.ops, self.state = self.p, RowOps(), buffer(1, C)
+        y = buffer(1, C)
+        self.unused = buffer(1, C), buffer(1)            # saved, for a backward pass
+        qk, qk_rstd = (buffer(1, (H + cfg.n_kv_head) * n) for n in (D, 1))
+        self.row = LayerBuffers(y, buffer(1, (H + 2 * cfg.n_kv_head) * D), qk, qk_rstd,
+                                buffer(1, H * D), buffer(1, 2 * F), buffer(1, F))
         self.device_logits = buffer(cfg.vocab_size)
         self.at = to_device(np.zeros(2, np.int32))       # token, position
 
@@ -2137,41 +2162,28 @@ class Decoder(ne.Decoder):
     def guesses(self, row):
         return np.zeros((0, self.cfg.vocab_size), np.float32)
 
+    def of_layer(self, l):
+        return self.row
+
+    def saved(self, i):
+        return self.unused
+
+    def attention(self, l, b):
+        """Appends k and v to the KV cache, and attends to it."""
+        cfg, qkv, at = self.cfg, as_vector(b.qkv), self.at
+        launch(rope_cache_kernel, qkv, self.kc[l], self.vc[l], self.cos, self.sin, at, cfg.n_head,
+               grid=cfg.n_head + 2 * cfg.n_kv_head, block=WARP)
+        scale = number(qkv, 1 / math.sqrt(cfg.head_dim))
+        launch(attention_decode_kernel, as_vector(b.att), qkv, self.kc[l], self.vc[l], self.scores,
+               at, self.window, scale, grid=cfg.n_head, block=256)
+
     def queue(self):
         """Queues one token through the network, as nanoeuler.decode_step."""
-        cfg, p, at, x, y = self.cfg, self.p, self.at, self.x, self.y
-
-        def flat(t):
-            return view(t, 0, (t.size,))
-
-        def step_and_norm(i):
-            op = residual_rmsnorm_forward if i else rmsnorm_forward
-            op(y, self.saved, self.rstd, x, gain_of(p, i), cfg.norm_eps)
-
-        def attention_block(l):
-            matvec(self.qkv, p.qkv[l], flat(y))
-            row = view(self.qkv, 0, (1, self.qkv.size))
-            if cfg.qkv_bias:
-                add_bias(row, p.qkv_bias[l])
-            if cfg.qk_norm:
-                head_norm_forward(row, self.qk, self.qk_rstd, p.q_norm[l], p.k_norm[l],
-                                  cfg.norm_eps)
-            launch(rope_cache_kernel, self.qkv, self.kc[l], self.vc[l], self.cos, self.sin, at,
-                   cfg.n_head, grid=cfg.n_head + 2 * cfg.n_kv_head, block=WARP)
-            launch(attention_decode_kernel, self.att, self.qkv, self.kc[l], self.vc[l],
-                   self.scores, at, self.window, number(x, 1 / math.sqrt(cfg.head_dim)),
-                   grid=cfg.n_head, block=256)
-            matvec(flat(y), p.attn_proj[l], self.att)
-
-        def swiglu_block(l):
-            matvec(flat(self.gate_up), p.gate_up[l], flat(y))
-            swiglu_forward(self.swiglu, self.gate_up)
-            matvec(flat(y), p.down[l], flat(self.swiglu))
-
-        embedding_forward(x, at, p.wte)      # x (1, C) has one row: it reads only the token of `at`
-        trunk(cfg.n_layer, step_and_norm, attention_block, swiglu_block)
-        head = p.wte if cfg.tie_embeddings else p.lm_head[0]
-        matvec(self.device_logits, head, flat(y))
+        p = self.p
+        embedding_forward(self.state, self.at, p.wte)    # one row: it reads only the token of `at`
+        self.run_layers()
+        head = p.wte if self.cfg.tie_embeddings else p.lm_head[0]
+        matvec(self.device_logits, head, as_vector(self.row.y))
 
     def decode(self, token, position):
         """Returns the logits (V,) after this token of the slot in use."""

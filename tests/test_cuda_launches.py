@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from dry_gpu import (KINDS, LLAMA, RUNS, SMALL, blank, constants, dry_run, everything,
+from dry_gpu import (BIASED, KINDS, LLAMA, RUNS, SMALL, blank, constants, dry_run, everything,
                      everything_of_a_rank, extent, is_array, kernels_of,
                      one_tile, step, ways)
 from helpers import ROOT, TINY, drawn, slow
@@ -719,6 +719,48 @@ def test_a_decoder_keeps_few_graphs(dry, monkeypatch):
         decoder.steps.compute([0] * n, [*range(n)], [0] * n, [0])
         assert len(decoder.steps.graphs) <= 3
     assert {kind.rows for kind in decoder.steps.graphs} == {1, 8, 16}
+
+
+def address(x):
+    return x.gpu_data.address
+
+
+# What each kernel of a step of rows does, with which of its arguments
+FUSED = {"product_kernels_qkv": lambda q, kc, vc, x, gain, w, bias, *_: [
+             ("norm", address(gain)), ("matmul", address(w)), ("bias", address(bias))],
+         "attend_kernel_attend": lambda o, ml, q, kc, vc, *_: [("attention", address(kc))],
+         "product_kernels_proj": lambda x, o, ml, w, rows: [("matmul", address(w)), ("step",)],
+         "product_kernels_merge": lambda att, *_: [],
+         "product_kernels_gate_up": lambda y, x, gain, w, *_: [
+             ("norm", address(gain)), ("matmul", address(w)), ("swiglu",)],
+         "product_kernels_down": lambda x, y, w, rows: [("matmul", address(w)), ("step",)],
+         "product_kernels_logits": lambda out, x, gain, *_: [("norm", address(gain))],
+         "take_kernel_take": lambda *_: []}
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_the_kernels_of_rows_are_the_ops_of_the_layers(rows, dry, monkeypatch):
+    """In the same order, with the same weights.  Prompts runs the layers op by op."""
+    dry.gpu.compute_capability, T = (9, 0), BIASED.seq_len
+    cfg = replace(BIASED, n_layer=2)
+    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
+    steps_, done = decoder.steps, []
+    dry.launches.clear()
+    steps_.compute([0] * rows, [0] * rows, [*range(rows)], [0])
+    fused = [op for x in dry.launches for op in FUSED[x.name](*x.args)]
+
+    note = lambda *what: done.append(what)
+    norm = lambda y, saved, rstd, x, gain, eps: note("norm", address(gain))
+    for name, op in (("rmsnorm_forward", norm),
+                     ("residual_rmsnorm_forward", lambda *args: (note("step"), norm(*args))),
+                     ("add_bias", lambda qkv, bias: note("bias", address(bias))),
+                     ("swiglu_forward", lambda y, gate_up: note("swiglu"))):
+        monkeypatch.setattr(nc, name, op)
+    ops = SimpleNamespace(matmul=lambda out, x, w: note("matmul", address(w)))
+    prompts = steps.Prompts(steps_, T, ops)
+    prompts.attention = lambda l, b: note("attention", address(steps_.kc[l]))
+    prompts.queue(T)
+    assert done == fused and len(done) == 2 * 11 + 1
 
 
 @pytest.mark.parametrize("H, G, heads", [(12, 4, 3), (8, 1, 4), (14, 2, 7), (5, 1, 5), (9, 9, 1),

@@ -31,8 +31,8 @@ from numba import cuda
 import nanoeuler as ne
 from bpe import need
 from nanoeuler_cuda import (
-    add_bias, cdiv, Decoder, embedding_forward, gain_of, make_ops, new, residual_rmsnorm_forward,
-    rmsnorm_forward, rope, swiglu_forward, to_device, trunk, view, window_of,
+    cdiv, Decoder, embedding_forward, LayerBuffers, Layers, make_ops, new, rope, to_device, view,
+    window_of,
 )
 from nanoeuler_parts.chat.sampling import Sampling
 from nanoeuler_parts.files.printing import counted
@@ -294,9 +294,9 @@ class RowSteps:
             for kind in [kind for kind in self.graphs if not kind.splits]:
                 del self.graphs[kind]        # these graphs read x of the old Prompts
             self.prompts = None              # frees its memory before more is allocated
-            self.prompts = Prompts(self.size, T, make_ops(self.top))
+            self.prompts = Prompts(self, T, make_ops(self.top))
         self.in_flight = True
-        self.prompts.read(self, slot, ids)
+        self.prompts.read(slot, ids)
         found = []
         for first in range(len(ids) - wanted, len(ids), ne.MOST_ROWS):
             rows = [*range(first, min(first + ne.MOST_ROWS, len(ids)))]
@@ -456,72 +456,67 @@ class RowSteps:
             launch(copy_slot_kernel, cache, source, slot, n, grid=(self.size.G, self.size.L),
                    block=256)
 
-class Prompts:
-    """Reads the beginning of a slot as `Model.forward` reads a sequence, with the functions of
-    section 4 of nanoeuler_cuda.py.
+class Prompts(Layers):
+    """Reads the beginning of a slot as `Model.forward` reads a sequence.
 
     It computes T tokens, one of some sizes: see `prompt_size`.  The tokens after the prompt's
     end are arbitrary, since attention is causal.  Activations have memory for one layer, allocated
     at the first prompt: 8 C + 2 QKV + 2 HD + 6 F bytes per token, 12 MB for 512 tokens of
     `base`."""
 
-    def __init__(self, size, T, ops):
-        """ops: Ops of its own, since its buffers live as long as it does"""
+    def __init__(self, steps, T, ops):
+        """steps: the RowSteps whose cache is filled
+        ops: Ops of its own, since its buffers live as long as it does"""
         def buffer(*shape, dtype=np.uint16):
             return new(shape, dtype)
 
-        self.ops = ops
+        size, self.cfg, self.w, self.p, self.ops = steps.size, steps.cfg, steps.p, steps.p, ops
+        self.size, self.kc, self.vc = size, steps.kc, steps.vc
+        self.cos, self.sin, self.most = steps.cos, steps.sin, steps.T
         self.x = buffer(T, size.C, dtype=np.float32)
-        self.rstd = buffer(T, dtype=np.float32)
+        # Only a backward pass would read `unused` and lse
+        self.unused = buffer(T, size.C), buffer(T, dtype=np.float32)
         self.lse = buffer(size.H * T, dtype=np.float32)
-        self.y, self.saved, self.qkv, self.att, self.gate_up, self.swiglu = (
-            buffer(T, n) for n in (size.C, size.C, size.QKV, size.HD, 2 * size.F, size.F))
+        self.whole = LayerBuffers(buffer(T, size.C), buffer(T, size.QKV), None, None,
+                                  buffer(T, size.HD), buffer(T, 2 * size.F), buffer(T, size.F))
         self.slot_and_ids = new(2 + T, np.int32)         # slot, number of tokens, the tokens
         self.staged = cuda.pinned_array(2 + T, np.int32)
         self.graphs = {}                     # T -> Graph
 
-    def read(self, steps, slot, ids):
-        """Queues the reading of a prompt into the cache of `steps`, a RowSteps.  The device must
-        not be reading self.staged."""
-        T = min(prompt_size(len(ids)), steps.T)
+    def read(self, slot, ids):
+        """Queues the reading of a prompt into the cache.  The device must not be reading
+        self.staged."""
+        T = min(prompt_size(len(ids)), self.most)
         self.staged[:2] = slot, len(ids)
         self.staged[2:2 + len(ids)] = ids
         self.staged[2 + len(ids):2 + T] = 0
         if T not in self.graphs:
             self.graphs[T] = Graph()
-        self.graphs[T](functools.partial(self.queue, steps, T))
+        self.graphs[T](functools.partial(self.queue, T))
 
-    def queue(self, steps, T):
+    def queue(self, T):
         """Queues T tokens through all layers: fills self.x, and the keys and values of the slot."""
-        cfg, p, size, ops = steps.cfg, steps.p, steps.size, self.ops
-        x, y, saved, qkv, att, gate_up, swiglu = (
-            view(buffer, 0, (T, buffer.shape[1])) for buffer in
-            (self.x, self.y, self.saved, self.qkv, self.att, self.gate_up, self.swiglu))
-        # Only a backward pass would read saved and rstd
-        rstd, lse = view(self.rstd, 0, (T,)), view(self.lse, 0, (size.H, T))
+        def rows(x):
+            return x if x is None else view(x, 0, (T, *x.shape[1:]))
 
-        def step_and_norm(i):
-            op = residual_rmsnorm_forward if i else rmsnorm_forward
-            op(y, saved, rstd, x, gain_of(p, i), cfg.norm_eps)
-
-        def attention_block(l):
-            ops.matmul(qkv, y, p.qkv[l])
-            if cfg.qkv_bias:
-                add_bias(qkv, p.qkv_bias[l])
-            rope(qkv, steps.cos, steps.sin, T, size.H + size.G, 1)
-            launch(keep_kernel, steps.kc[l], steps.vc[l], qkv, self.slot_and_ids, grid=(T, size.G),
-                   block=size.D)
-            ops.attention_forward(att, lse, qkv, T, size.D)
-            ops.matmul(y, att, p.attn_proj[l])
-
-        def swiglu_block(l):
-            ops.matmul(gate_up, y, p.gate_up[l])
-            swiglu_forward(swiglu, gate_up)
-            ops.matmul(y, swiglu, p.down[l])
-
+        self.state, self.part = rows(self.x), LayerBuffers(*map(rows, self.whole))
         upload(self.slot_and_ids, self.staged[:2 + T])
-        embedding_forward(x, view(self.slot_and_ids, 2, (T,)), p.wte)
-        trunk(size.L, step_and_norm, attention_block, swiglu_block)
+        embedding_forward(self.state, view(self.slot_and_ids, 2, (T,)), self.p.wte)
+        self.run_layers()
+
+    def of_layer(self, l):
+        return self.part
+
+    def saved(self, i):
+        return tuple(view(x, 0, (len(self.state), *x.shape[1:])) for x in self.unused)
+
+    def attention(self, l, b):
+        """Keeps k and v of the prompt's tokens in the slot, and attends to those in b.qkv."""
+        size, T = self.size, len(b.qkv)
+        rope(b.qkv, self.cos, self.sin, T, size.H + size.G, 1)
+        launch(keep_kernel, self.kc[l], self.vc[l], b.qkv, self.slot_and_ids, grid=(T, size.G),
+               block=size.D)
+        self.ops.attention_forward(b.att, view(self.lse, 0, (size.H, T)), b.qkv, T, size.D)
 
 @cuda_kernel
 def keep_kernel(kc, vc, qkv, slot_and_ids):
