@@ -649,7 +649,7 @@ def our_decode(preset="base"):
             decoder.truncate(0)
         state["token"] = int(decoder.step(state["token"] if t else 0).argmax())
 
-    kind = nc.NAMES[np.dtype(decoder.x.dtype)]
+    kind = nc.NAMES[np.dtype(decoder.state.dtype)]
     return {"times": {f"NanoEuler, {kind} weights": contexts(token, cfg.seq_len)}}
 
 def peer_decode(preset="base"):
