@@ -33,10 +33,6 @@ class Engine(Protocol):
         Returns the summed CE of each head since the last update, nats, (P,) float64, and |g|.  If
         |g| is not finite, p, m and v stay, and the caller may skip the step."""
 
-    def forget_failure(self):
-        """Sets the gradients to zero if the last `update` found that they are not finite.  Until
-        then, `first_bad_tensor` can read them.  `gradient` does this first."""
-
     def losses(self, tokens, targets):
         """Summed CE of head 0 of each sequence, nats, (B,) float64
         tokens, targets (B, T) int32"""
