@@ -2,6 +2,9 @@
 is what the tests of the ranks run, one process each.
 
     python tests/oracles/cpu_ranks.py RANK SIZE PORT VERB FLAGS...
+    mpirun -np 2 python tests/oracles/cpu_ranks.py launched VERB FLAGS...
+
+The second form takes its rank, and the address of rank 0, from torchrun, mpirun or srun.
 
 The sums of gradients are in the order of ranks, and everyone updates a part, as on GPUs."""
 import contextlib
@@ -104,7 +107,13 @@ def dies_at(run, step, rank, how):
     return Dying
 
 
-def main(rank, size, port, verb, *flags):
+def main(rank, *args):
+    if rank == "launched":
+        verb, *flags = args
+        here = place.PLACE
+    else:
+        size, port, verb, *flags = args
+        here = place.Place(int(rank), int(size), int(rank), ("127.0.0.1", int(port)))
     run, lock = RUNS[verb], alone
     if fault := os.environ.get("FAULT"):
         step, who, how = fault.split()
@@ -112,7 +121,7 @@ def main(rank, size, port, verb, *flags):
         # only a rank that stands still is found by its silence; others leave a closed socket
         sockets.HEARTBEAT_SECONDS = 1.0
         sockets.SILENCE_SECONDS = 6.0 if how == "SIGSTOP" else 3600.0
-    ranks = sockets.Ranks(place.Place(int(rank), int(size), int(rank), ("127.0.0.1", int(port))))
+    ranks = sockets.Ranks(here)
     CpuRanked.ranks = ranks
     if ranks.rank:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
