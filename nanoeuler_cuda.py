@@ -1264,8 +1264,9 @@ def gain_of(p, i):
         return p.final_norm
     return p.mlp_norm[l] if i % 2 else p.attn_norm[l]
 
-# What a forward pass of a layer writes, each with BT rows.  y (BT, C): the normalized input, then
-# the output f.  qk and qk_rstd are of 4.8, and may be None in a model without norms of q and k
+# The buffers that the forward pass of a layer writes, each with BT rows.  y (BT, C) holds the
+# normalized input, and then the output f.  Only a model with norms of q and k (4.8) has qk and
+# qk_rstd; they may be None in others
 LayerBuffers = namedtuple("LayerBuffers", "y qkv qk qk_rstd att gate_up swiglu")
 
 class Layers:
@@ -1281,25 +1282,25 @@ class Layers:
     state               x, the newest point of the trajectory, in the type of sums
     of_layer(l)         the LayerBuffers of layer l
     saved(i)            (buffer for a copy of x[i], buffer for its rstd), for a backward pass
-    attention(l, b)     RoPE of q and k in b.qkv, and attention: sets b.att.  What becomes of keys
-                        and values is up to it"""
+    attention(l, b)     rotates q and k in b.qkv (RoPE), stores keys and values where they are
+                        needed later, and sets b.att"""
 
     def run_layers(self):
         """Takes x from x[0] to x[2 L], and sets y = rmsnorm(x[2 L])."""
-        self.step_and_norm(0)
+        y = self.of_layer(0).y               # all layers have the same one
+        self.step_and_norm(0, y)
         for l in range(self.cfg.n_layer):
             b = self.of_layer(l)
             self.attend(l, b)
-            self.ops.matmul(b.y, b.att, self.w.attn_proj[l])
-            self.step_and_norm(2 * l + 1)
+            self.ops.matmul(y, b.att, self.w.attn_proj[l])
+            self.step_and_norm(2 * l + 1, y)
             self.gate(l, b)
-            self.ops.matmul(b.y, b.swiglu, self.w.down[l])
-            self.step_and_norm(2 * l + 2)
+            self.ops.matmul(y, b.swiglu, self.w.down[l])
+            self.step_and_norm(2 * l + 2, y)
 
-    def step_and_norm(self, i):
-        """If i > 0, x[i] = x[i - 1] + f.  Then y = rmsnorm(x[i]), in the place of f."""
+    def step_and_norm(self, i, y):
+        """If i > 0, x[i] = x[i - 1] + f, with f in y.  Then y = rmsnorm(x[i])."""
         op = residual_rmsnorm_forward if i else rmsnorm_forward
-        y = self.of_layer(0).y                # it is the same buffer in all layers
         op(y, *self.saved(i), self.state, gain_of(self.p, i), self.cfg.norm_eps)
 
     def attend(self, l, b):
@@ -1461,7 +1462,7 @@ class Model(Layers):
         return self.a.state
 
     def of_layer(self, l):
-        """Those of layer l, or, with --recompute, of every layer in turn"""
+        """The buffers of layer l.  With --recompute, all layers have the same ones."""
         a, k, normed = self.a, l % self.kept, self.cfg.qk_norm
         return LayerBuffers(a.y, a.qkv[k], a.qk[k] if normed else None,
                             a.qk_rstd[k] if normed else None, a.att[k], a.gate_up[k], a.swiglu[k])

@@ -231,6 +231,7 @@ class Graph:
         """Records the launches of function().  While a stream is recorded, CUDA forbids to free
         memory and to destroy graphs.  So Numba's frees are deferred, and the garbage collector is
         off."""
+        self.destroy()                       # what an earlier recording left that did not end well
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         collecting = gc.isenabled()
         gc.disable()

@@ -59,7 +59,8 @@ class DataParallel:
     the same methods with the same arguments at the same time.  Each computes its share.
 
     ranks: Ranks, an attribute of the class.  A subclass defines `sum_gradients`, `update_shard`,
-    `gather_parameters`, and a `buffers` that is complete on the first rank.
+    `gather_parameters`, and a `buffers` that is complete on the first rank.  Besides Engine's
+    methods, the engine has `outputs_with` and `forget_failure` of nanoeuler.Model.
 
     The ranks exchange data in these methods, in the order of a run:
 

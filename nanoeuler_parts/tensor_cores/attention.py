@@ -1,4 +1,4 @@
-"""Attention on tensor cores: the kernels that take the place of those of 4.5 of nanoeuler_cuda.py.
+"""Attention on tensor cores: its kernels replace section 4.5 of nanoeuler_cuda.py.
 
 Contents
     shared memory, and the products of each kernel

@@ -34,8 +34,8 @@ def each_fits(*batches):
     return fits(*map(first, batches)) and all(x.strides[0] % 16 == 0 for x in batches)
 
 class TensorOps(Ops):
-    """Ops on path `mma` or `wgmma`.  What tensor cores cannot compute, the functions of
-    nanoeuler_cuda.py do."""
+    """Ops on path `mma` or `wgmma`.  They call the functions of nanoeuler_cuda.py for matrices that
+    tensor cores cannot multiply."""
 
     def __init__(self, path):
         self.path = path
