@@ -7,6 +7,7 @@ chat and files come from nanoeuler.py.
 
     python nanoeuler_cuda.py                  self-tests: compare every kernel with the CPU
     python nanoeuler_cuda.py g                compare the gradient of a whole model with the CPU's
+    python nanoeuler_cuda.py ladder           compare matrix products, naive to fast
     python nanoeuler_cuda.py t                train on a text, write nanoeuler.bin; tr continues
     python nanoeuler_cuda.py i "It was"       continue a text
     python nanoeuler_cuda.py s                fine-tune it to answer, write nanoeuler_chat.bin
@@ -117,8 +118,9 @@ try:
     from nanoeuler_parts.gpu.launches import (
         cuda_kernel, gpu, Graph, inlined, launch, made_once, PATHS,
     )
-    from nanoeuler_parts.gpu.processes import processes
+    from nanoeuler_parts.gpu.mma import column_of, first_column, first_row, mma, which_row
     from nanoeuler_parts.gpu.numbers import ctype, exp, stored, value, vector
+    from nanoeuler_parts.gpu.processes import processes
 except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: an AttributeError
     if is_ours(e):                           # a fault in these files, not in the installation
         raise
@@ -381,6 +383,40 @@ def filled(n, v):
     return out
 
 # ==== 4.1 Matmul ====
+# Products of matrices take most of the time of training.  This section climbs a ladder of three
+# kernels for the same product, each several times as fast as the one before:
+#
+#     naive_matmul          one thread per number of the output, which reads all its operands itself
+#     matmul                a block shares a tile of both operands; the sums are in registers
+#     tensor_core_matmul    the same, and tensor cores multiply the tiles; bfloat16 only
+#
+# nanoeuler_parts/tensor_cores/ continues it.  This command runs every rung on this machine,
+# compares its result with the CPU's, and prints how fast it is:
+#
+#     python nanoeuler_cuda.py ladder
+#
+# A Model uses `matmul`, which takes any type and layout, or the kernels of tensor_cores/.
+@cuda_kernel
+def naive_matmul_kernel(out, x, w):
+    """out[m, n] = sum_k x[m, k] w[n, k]     one thread per number of out
+    grid (M / 8, N / 32), block (32, 8)     out (M, N), x (M, K), w (N, K)
+
+    For each product, a thread reads two numbers, and waits for both.  The 32 threads of a warp read
+    the same x[m, k], and 32 numbers of w that are a row apart."""
+    (M, N), K = out.shape, x.shape[1]
+    m, n = 8 * cuda.blockIdx.x + cuda.threadIdx.y, 32 * cuda.blockIdx.y + cuda.threadIdx.x
+    if m < M and n < N:
+        s = ctype(x).type(0)
+        for k in range(K):
+            s += value(x[m, k]) * value(w[n, k])
+        out[m, n] = stored(out, s)
+
+def naive_matmul(out, x, w):
+    """out = x w^T     out (M, N), x (M, K), w (N, K)"""
+    M, N = out.shape
+    launch(naive_matmul_kernel, out, x, w, grid=(cdiv(M, 8), cdiv(N, 32)), block=(32, 8))
+
+# ---- tiles
 @functools.cache
 def register_tile(ROWS, COLS):
     """Makes the device function acc += A B for the ROWS x COLS sums that a thread has in registers.
@@ -495,6 +531,63 @@ def matmul_dx(dx, dy, w, add=False):
 def matmul_dw(dw, dy, x):
     """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)"""
     batched_matmul(dw, transposed(dy), x, add=True)
+
+# ---- tensor cores
+# A tensor core multiplies two small matrices of bfloat16 by one instruction, `mma`, which a warp
+# calls together: (16, 16) by (16, 8), 2,048 products.  Its docstring in nanoeuler_parts/gpu/mma.py
+# shows which numbers each lane holds.
+PAIRS = 32                                   # in a row of a tile: 64 numbers of k
+PAIRS_STRIDE = PAIRS + 4                     # with the 4, the eight rows and four columns that the
+                                             # lanes of a warp read at once are in 32 banks
+
+@cuda_kernel
+def tensor_core_kernel(out, x, w):
+    """out = x w^T     one block of four warps per 64 x 64 tile of out
+    grid (M / 64, N / 64), 128 threads
+    out (M, N) bfloat16; x (M, K / 2), w (N, K / 2) uint32: pairs of bfloat16, the first in the low
+    half
+
+    Each round copies 64 k of 64 rows of x and of w to shared memory.  A warp multiplies its 16 rows
+    of x by all 64 rows of w, 16 k at a time.  Copies and products take turns here: that the next
+    tiles could arrive during the product is what tensor_cores/matmul.py adds."""
+    x_smem = cuda.shared.array((64, PAIRS_STRIDE), types.uint32)
+    w_smem = cuda.shared.array((64, PAIRS_STRIDE), types.uint32)
+    m0, n0 = 64 * cuda.blockIdx.x, 64 * cuda.blockIdx.y
+    lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
+    acc = filled(32, types.float32(0))
+    a, b = cuda.local.array(4, types.uint32), cuda.local.array(2, types.uint32)
+    r, c, none = lane // 4, lane % 4, types.uint32(0)
+    for k0 in range(0, x.shape[1], PAIRS):   # k counts pairs
+        k = k0 + lane
+        for i in range(warp, 64, 4):         # a warp copies a row: 128 bytes that are neighbours
+            m, n = m0 + i, n0 + i
+            x_smem[i, lane] = x[m, k] if m < x.shape[0] and k < x.shape[1] else none
+            w_smem[i, lane] = w[n, k] if n < w.shape[0] and k < w.shape[1] else none
+        cuda.syncthreads()                   # the tiles are complete
+        for k in range(c, PAIRS, 8):         # the lane's pairs of the next 16 numbers: k and k + 4
+            for i in range(2):
+                a[i] = x_smem[16 * warp + r + 8 * i, k]
+                a[i + 2] = x_smem[16 * warp + r + 8 * i, k + 4]
+            for j in range(8):
+                b[0], b[1] = w_smem[8 * j + r, k], w_smem[8 * j + r, k + 4]
+                mma(acc, 4 * j, a, 0, b, 0)
+        cuda.syncthreads()                   # all warps have read the tiles
+    for i in range(32):
+        m, n = m0 + first_row() + 8 * which_row(i), n0 + first_column() + column_of(i)
+        if m < out.shape[0] and n < out.shape[1]:
+            out[m, n] = stored(out, acc[i])
+
+def tensor_core_matmul(out, x, w):
+    """out = x w^T in bfloat16     out (M, N), x (M, K), w (N, K), K even
+    Needs compute capability 8.0."""
+    M, N = out.shape
+    launch(tensor_core_kernel, out, pairs_of(x), pairs_of(w), grid=(cdiv(M, 64), cdiv(N, 64)),
+           block=128)
+
+def pairs_of(x):
+    """x (M, K) in bfloat16 as (M, K / 2) uint32: two neighbours of a row in one number.  No copy"""
+    (M, K), (of_row, _) = x.shape, x.strides
+    return DeviceNDArray((M, K // 2), (of_row, 4), np.uint32, gpu.stream, x.gpu_data)
 
 # ==== 4.2 Embedding ====
 @cuda_kernel

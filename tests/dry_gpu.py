@@ -29,7 +29,7 @@ from nanoeuler_parts.tensor_cores import ptx, steps
 from nanoeuler_parts.tensor_cores.attention import tensor_attention
 from nanoeuler_parts.tensor_cores.matmul import MMA_SMEM, WGMMA_SMEM
 from nanoeuler_parts.tensor_cores.rows import AT_ONCE, BY_ROWS, GROUP, keys_per_split, weight_stride
-from nanoeuler_parts.tensor_cores.tiles import ONE_TILE_SMEM, one_tile_matmul
+from nanoeuler_parts.tensor_cores.one_tile import ONE_TILE_SMEM, one_tile_matmul
 from oracles.naive_attention import NaiveModel
 
 SMALL, BIG, BASE, LARGE, XL = (ne.PRESETS[x] for x in ("small", "big", "base", "large", "xl"))
@@ -147,6 +147,17 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
                        for j in range(tiles(N, 256)))
         assert M == N or not f["symmetric"]
         self.runs(min(computed * splits, 46), 384, WGMMA_SMEM)
+
+    def naive_matmul_kernel(self, out, x, w):
+        assert (len(x), len(w)) == out.shape and x.shape[1] == w.shape[1]
+        self.runs((tiles(len(x), 8), tiles(len(w), 32)), (32, 8))
+        apart(out, x, w)
+
+    def tensor_core_kernel(self, out, x, w):
+        assert (len(x), len(w)) == out.shape and x.shape[1] == w.shape[1]
+        assert x.dtype == w.dtype == np.uint32 and out.dtype == np.uint16
+        self.runs((tiles(len(x), 64), tiles(len(w), 64)), 128)
+        apart(out, x, w)
 
     def one_tile_kernel(self, out, map_a, map_b, K):
         (M, N), maps = out.shape, map_a.gpu_data.device.maps
@@ -640,10 +651,15 @@ def step(model, B, T):
     return model.update(ne.Hyper(*np.ones(8)))
 
 
-def one_tile():
-    """The kernel that only the self-tests use."""
-    out, a, b = (nc.new(shape, np.uint16) for shape in ((130, 70), (130, 72), (70, 72)))
-    one_tile_matmul(nc.make_ops("wgmma").map_of, out, a, b)
+def lowest_rungs(dtype="bf16"):
+    """The products that only the ladder and the self-tests use."""
+    def matrices():
+        return (nc.new(shape, nc.DTYPES[dtype]) for shape in ((130, 70), (130, 72), (70, 72)))
+    nc.naive_matmul(*matrices())
+    if dtype == "bf16":
+        nc.tensor_core_matmul(*matrices())
+        if nc.kernel_path() == "wgmma":
+            one_tile_matmul(nc.make_ops("wgmma").map_of, *matrices())
 
 
 def wide_norms(C, dtype):

@@ -17,7 +17,7 @@ needs("numba_cuda")
 import bpe
 from numba.cuda.core import caching
 
-from dry_gpu import SMALL, dry_run, everything, everything_of_a_rank, one_tile
+from dry_gpu import SMALL, dry_run, everything, everything_of_a_rank, lowest_rungs
 
 from nanoeuler_parts.gpu import launches
 from nanoeuler_parts.gpu.place import Place
@@ -116,7 +116,7 @@ def test_each_file_that_a_kernel_is_made_of_is_in_its_stamp():
         device.gpu.compute_capability = (9, 0)
         everything(SMALL, 2, 64, "bf16")
         everything_of_a_rank(SMALL, 2, 64)
-        one_tile()
+        lowest_rungs()
     kernels = {x.kernel for x in device.launches}
     assert len(kernels) > 30
     files = {function.__code__.co_filename for kernel in kernels

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from dry_gpu import (BASE, BIASED, Launch, LARGE, LLAMA, ONE, constants, dry_run, everything,
-                     everything_of_a_rank, one_tile, wide_norms)
+                     everything_of_a_rank, lowest_rungs, wide_norms)
 from helpers import ROOT, needs, slow
 from numba import cuda, types
 from numba.cuda import compiler
@@ -158,8 +158,7 @@ def distinct(dtype, capability=(8, 9), layouts=True):
             everything(replace(ONE, head_dim=128), 1, 128, dtype)
             for heads in (5, 7):             # that share a head of keys
                 everything(replace(ONE, n_head=heads, n_kv_head=1, head_dim=64), 1, 128, dtype)
-        if dtype == "bf16" and capability == (9, 0):
-            one_tile()
+        lowest_rungs(dtype)
     out = {}
     for x in device.launches:
         key = x.kernel, x.types if layouts else tuple(getattr(t, "dtype", t) for t in x.types)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from dry_gpu import (BIASED, KINDS, LLAMA, RUNS, SMALL, blank, constants, dry_run, everything,
                      everything_of_a_rank, extent, is_array, kernels_of,
-                     one_tile, step, ways)
+                     lowest_rungs, step, ways)
 from helpers import ROOT, TINY, drawn, slow
 from hypothesis import given
 from hypothesis import strategies as st
@@ -331,7 +331,7 @@ def test_every_kernel_is_launched(dry):
     dry.gpu.compute_capability = (9, 0)
     everything(SMALL, 2, 64, "bf16")
     everything(replace(SMALL, tie_embeddings=True), 2, 64, "bf16")
-    one_tile()
+    lowest_rungs()
     everything_of_a_rank(SMALL, 2, 64)
     everything(LLAMA, 2, 64)
     assert sorted({x.name for x in dry.launches}) == sorted(

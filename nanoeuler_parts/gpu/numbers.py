@@ -28,6 +28,14 @@ def asm(builder, result, text, constraints, values, volatile=True):
     code = ir.InlineAsm(fnty, text, constraints, side_effect=volatile)
     return builder.call(code, values, attrs=("convergent",) if volatile else ())
 
+def asm_into(builder, pointers, text, constraints, values):
+    """Emits `asm` with one result per pointer, and stores each result at its pointer.  A result
+    has the type that its pointer points to."""
+    result_type = ir.LiteralStructType([p.type.pointee for p in pointers])
+    results = asm(builder, result_type, text, constraints, values)
+    for i, pointer in enumerate(pointers):
+        builder.store(builder.extract_value(results, i), pointer)
+
 def memory(context, builder, kinds, args, n):
     """Returns the pointer to the first element of argument n, an array."""
     return context.make_array(kinds[n])(context, builder, args[n]).data

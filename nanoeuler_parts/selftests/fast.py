@@ -19,7 +19,7 @@ from nanoeuler_parts.tensor_cores.rows import (
     AT_ONCE, BY_ROWS, choose_kernel, COUNTS, DRAW_FIELDS, N_WANTED, RING,
 )
 from nanoeuler_parts.tensor_cores.steps import copy_slot_kernel
-from nanoeuler_parts.tensor_cores.tiles import one_tile_matmul
+from nanoeuler_parts.tensor_cores.one_tile import one_tile_matmul
 
 def add_one_tile_tests(ops):
     if kernel_path() == "wgmma":

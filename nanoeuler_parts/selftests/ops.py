@@ -8,9 +8,10 @@ import numpy as np
 import nanoeuler as ne
 from nanoeuler_cuda import (
     adamw, add_bias, bias_gradient, cross_entropy, Decoder, DTYPES, embedding_backward,
-    embedding_forward, Entries, GAIN_PARTS, head_norm_backward, head_norm_forward, make_ops, Muon,
-    new, NORM_PARTS, Ops, residual_rmsnorm_forward, rmsnorm_again, rmsnorm_backward, rope,
-    ROW_WARPS, square_sums, swiglu_backward, swiglu_forward, to_device, to_host,
+    embedding_forward, Entries, GAIN_PARTS, head_norm_backward, head_norm_forward, kernel_path,
+    make_ops, Muon, naive_matmul, new, NORM_PARTS, Ops, residual_rmsnorm_forward, rmsnorm_again,
+    rmsnorm_backward, rope, ROW_WARPS, square_sums, swiglu_backward, swiglu_forward,
+    tensor_core_matmul, to_device, to_host,
 )
 from nanoeuler_parts.gpu.launches import launch
 from nanoeuler_parts.ranks.engine import add_in_order_kernel
@@ -18,6 +19,12 @@ from nanoeuler_parts.selftests.bounds import as_sum
 from nanoeuler_parts.selftests.cases import nearest_bf16
 
 def add_matmul_tests(ops):
+    # The rungs of the ladder that no model uses
+    for M, N, K in (1, 1, 2), (5, 7, 6), (64, 64, 64), (130, 70, 66), (300, 257, 200):
+        x, w = ops.normal(M, K), ops.normal(N, K)
+        ops.add(naive_matmul, [np.zeros((M, N))], [x, w], [x @ w.T])
+        if kernel_path() != "portable":
+            ops.add(tensor_core_matmul, [np.zeros((M, N))], [x, w], [x @ w.T], dtypes=("bf16",))
     # The last three are for tensor cores: edges of tiles; more tiles than blocks, with dW in
     # splits; a long sum
     for M, N, K in ((1, 1, 1), (5, 7, 3), (128, 128, 16), (129, 130, 17), (300, 257, 100),

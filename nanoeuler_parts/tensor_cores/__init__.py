@@ -1,5 +1,6 @@
 """The fast path of nanoeuler_cuda.py.  Read that file first, then these modules in this order:
 
+    one_tile.py    a complete product for Hopper, as short as possible
     ptx.py         PTX instructions that Numba does not offer
     tiles.py       tiles in shared memory, and products of tiles
     matmul.py      matrix products

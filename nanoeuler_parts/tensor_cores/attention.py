@@ -16,6 +16,7 @@ from numba import cuda
 
 from nanoeuler_cuda import Attention, filled, quad_max, quad_sum, unchanged
 from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, made_once
+from nanoeuler_parts.gpu.mma import column_of, first_column, first_row, mma, which_row
 from nanoeuler_parts.gpu.numbers import exp2, f32, i32, LOG2E, u16, u32, u64, value, vector
 from nanoeuler_parts.tensor_cores.ptx import (
     bit, cp_async, cp_async_4, cp_async_wait_all, DeviceFunctions, dynamic_smem, global_address,
@@ -24,8 +25,8 @@ from nanoeuler_parts.tensor_cores.ptx import (
     warp_id,
 )
 from nanoeuler_parts.tensor_cores.tiles import (
-    BF16_PER_CHUNK, CHUNK_BYTES, column_of, descriptor, first_column, first_row, ldmatrix_columns,
-    ldmatrix_rows, mma, swizzled, TILE_ROWS, wgmma, which_row,
+    BF16_PER_CHUNK, CHUNK_BYTES, descriptor, ldmatrix_columns, ldmatrix_rows, swizzled, TILE_ROWS,
+    wgmma,
 )
 
 # This is the FlashAttention of 4.5 of nanoeuler_cuda.py in bfloat16, for head sizes 32, 64 and 128.

@@ -14,6 +14,7 @@ from numba import cuda, types
 
 from nanoeuler_cuda import cdiv, filled, HOPPER_TILE, transposed
 from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, launch, made_once
+from nanoeuler_parts.gpu.mma import mma
 from nanoeuler_parts.gpu.numbers import f32, u32, u64, vector
 from nanoeuler_parts.tensor_cores.ptx import (
     ALIGNMENT, atomic_increment, bit, cp_async_commit, cp_async_or_zero, cp_async_wait_all,
@@ -26,7 +27,7 @@ from nanoeuler_parts.tensor_cores.ptx import (
     warpgroup_barrier, warpgroup_id,
 )
 from nanoeuler_parts.tensor_cores.tiles import (
-    descriptor, ldmatrix_columns, ldmatrix_rows, mma, PANEL_BYTES, ROW_BYTES, stmatrix_columns,
+    descriptor, ldmatrix_columns, ldmatrix_rows, PANEL_BYTES, ROW_BYTES, stmatrix_columns,
     stmatrix_rows, swizzled, wgmma,
 )
 

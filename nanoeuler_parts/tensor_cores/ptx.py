@@ -12,21 +12,13 @@ from numba.cuda.extending import intrinsic
 
 from nanoeuler_cuda import to_device
 from nanoeuler_parts.gpu.launches import inlined, ok
-from nanoeuler_parts.gpu.numbers import asm, elements, f32, f64, memory, u32, u64
+from nanoeuler_parts.gpu.numbers import asm, asm_into, elements, f32, f64, memory, u32, u64
 
 # NVIDIA's manual "PTX ISA" describes each instruction below under its name.  Addresses of device
 # memory have 64 bits, addresses of shared memory 32.
 #
 # Numba takes a Python literal for an int64, and the result of u32 + int64 is an int64.  Kernels
 # therefore write u32(..) around literals, and constants have NumPy types.
-def asm_into(builder, pointers, text, constraints, values):
-    """Emits `asm` with one result per pointer, and stores each result at its pointer.  A result
-    has the type that its pointer points to."""
-    result_type = ir.LiteralStructType([p.type.pointee for p in pointers])
-    results = asm(builder, result_type, text, constraints, values)
-    for i, pointer in enumerate(pointers):
-        builder.store(builder.extract_value(results, i), pointer)
-
 def ptx(text, *operands, result=types.void):
     """Returns a device function that executes the PTX instruction `text`.
 

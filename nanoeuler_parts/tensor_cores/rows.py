@@ -12,6 +12,7 @@ from numba.cuda.libdevice import fast_fdividef, float_as_int, fmul_rn, rsqrtf
 import nanoeuler as ne
 from nanoeuler_cuda import ALL, block_max, block_sum, cdiv, filled, quad_sum, WARP
 from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, made_once
+from nanoeuler_parts.gpu.mma import mma
 from nanoeuler_parts.gpu.numbers import exp, exp2, f32, f64, i32, i64, u32, u64, value, vector
 from nanoeuler_parts.tensor_cores.ptx import (
     after_previous, at_once, bulk_copy, bulk_prefetch, DeviceFunctions, global_address, lane_id,
@@ -19,7 +20,6 @@ from nanoeuler_parts.tensor_cores.ptx import (
     mbarrier_expect, mbarrier_fence, mbarrier_init, mbarrier_wait, pack_bf16, shared_address,
     thread_id, upper_half, warp_id,
 )
-from nanoeuler_parts.tensor_cores.tiles import mma
 
 # A row is one token that enters the model: (token, slot of the KV cache, position in the slot).  A
 # step takes up to AT_ONCE rows through the model, in five kernels per layer, recorded as a graph.

@@ -1,26 +1,21 @@
-"""Tiles in shared memory, and the two ways to multiply them: mma.sync, and wgmma on Hopper.
+"""Tiles in shared memory, and what multiplies them: fragments for mma.sync, and wgmma on Hopper.
 
 Contents
     the layout of a tile
-    mma, and the instructions that load and store its fragments
+    the instructions that load and store the fragments of `mma` (nanoeuler_parts/gpu/mma.py)
     wgmma
-    one_tile_kernel, the shortest complete kernel that multiplies matrices with TMA and wgmma
 """
 import functools
 
 import numpy as np
 from llvmlite import ir
-from numba import cuda, types
+from numba import types
 from numba.core import cgutils
 from numba.cuda.extending import intrinsic
 
-from nanoeuler_cuda import cdiv, filled
-from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, launch
-from nanoeuler_parts.gpu.numbers import elements, f32, stored, u32, u64
-from nanoeuler_parts.tensor_cores.ptx import (
-    ALIGNMENT, asm_into, dynamic_smem, global_address, leads_warpgroup, map_fence,
-    mbarrier_expect, mbarrier_fence, mbarrier_init, mbarrier_wait, ptx, shared_address, tma_load,
-)
+from nanoeuler_parts.gpu.launches import inlined
+from nanoeuler_parts.gpu.numbers import asm_into, elements, u32, u64
+from nanoeuler_parts.tensor_cores.ptx import ptx
 
 # ---- The layout of a tile in shared memory
 # A row of a tile takes 128 bytes: 64 bfloat16 numbers, which are eight chunks of 16 bytes.  The 32
@@ -57,10 +52,9 @@ def swizzled(row, chunk):
     panel, place = chunk // CHUNKS_PER_ROW, chunk % CHUNKS_PER_ROW ^ row % CHUNKS_PER_ROW
     return panel * PANEL_BYTES + row * ROW_BYTES + place * CHUNK_BYTES
 
-# ---- Fragments, and mma.sync
-# The operands and the sums of `mma` are fragments: the 32 lanes of a warp together hold a small
-# matrix, as pairs of bfloat16 or as float32 sums.  ldmatrix loads fragments from shared memory,
-# and stmatrix stores them.  Both move four matrices of 8 x 8, and each row of these is a chunk.
+# ---- The fragments of mma.sync
+# ldmatrix loads fragments of `mma` from shared memory, and stmatrix stores them.  Both move four
+# matrices of 8 x 8, and each row of these is a chunk.
 def ldmatrix(modifier):
     """Returns the device function load(out, j, row): it loads four 8 x 8 matrices of bfloat16 into
     out[j:j+4] of every lane.     PTX ldmatrix.x4
@@ -88,42 +82,6 @@ def stmatrix(modifier):
                u32, u32, u32, u32, u32)
 
 stmatrix_rows, stmatrix_columns = stmatrix(""), stmatrix(".trans")
-
-@intrinsic
-def mma(typing, acc, i, a, j, b, k):
-    """acc[i:i+4] += A B of a warp.  A (16, 16) is in a[j:j+4], B (16, 8) in b[k:k+2], as pairs of
-    bfloat16.     PTX mma.m16n8k16
-
-    Lane l holds these entries, with r = l / 4 and c = 2 (l % 4):
-        acc   float32   [r, c]   [r, c + 1]   [r + 8, c]   [r + 8, c + 1]
-        A     pairs     [r, c]   [r + 8, c]   [r, c + 8]   [r + 8, c + 8]    and the next column
-        B     pairs     [c, r]   [c + 8, r]                                  and the next row
-
-    The table shows which lane holds an entry of acc (16, 8).  A quad, four neighbouring lanes,
-    shares a row:
-
-        column     0    1    2    3    4    5    6    7
-        row 0      0    0    1    1    2    2    3    3      acc[i] and acc[i + 1], in turn
-        row 1      4    4    5    5    6    6    7    7
-        ...
-        row 7     28   28   29   29   30   30   31   31
-        row 8      0    0    1    1    2    2    3    3      acc[i + 2] and acc[i + 3]
-        ...
-        row 15    28   28   29   29   30   30   31   31"""
-    def codegen(context, builder, sig, args):
-        def registers(n, count):
-            """Returns pointers to `count` registers of argument n, a local array.  The first index
-            is argument n + 1."""
-            return elements(context, builder, sig.args, args, n, count, args[n + 1])
-
-        sums = registers(0, 4)
-        operands = registers(2, 4) + registers(4, 2) + sums
-        asm_into(builder, sums,
-                 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0, $1, $2, $3}, "
-                 "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
-                 "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", [builder.load(p) for p in operands])
-        return context.get_dummy_value()
-    return types.void(acc, types.intp, a, types.intp, b, types.intp), codegen
 
 # ---- wgmma: a warpgroup (four warps) multiplies tiles that stay in shared memory
 # A descriptor says where an operand lies, and how.  Its fields, in units of 16 bytes:
@@ -235,72 +193,3 @@ def wgmma(N, a_in, b_mn, count=1, adds="always"):
             operand_types = [*operand_types, u32]
         return types.void(acc, types.BaseTuple.from_types(operand_types)), codegen
     return product
-
-# Which entry of a product a thread's acc[i] is, by the table in `wgmma`: its row is first_row() +
-# 8 * which_row(i), its column first_column() + column_of(i).  A thread thus has two rows of the 64.
-@inlined
-def first_row():
-    """Returns the first of the thread's two rows in the tile of its warpgroup; the second is 8 rows
-    below."""
-    return cuda.threadIdx.x % 128 // 32 * 16 + cuda.threadIdx.x % 32 // 4
-
-@inlined
-def first_column():
-    """Returns the thread's first column."""
-    return cuda.threadIdx.x % 4 * 2
-
-@inlined
-def which_row(i):
-    """Returns which of the thread's two rows acc[i] is in, 0 or 1."""
-    return i // 2 % 2
-
-@inlined
-def column_of(i):
-    """Returns how far the column of acc[i] is from the thread's first one."""
-    return i // 4 * 8 + i % 2
-
-# ---- A complete kernel for Hopper, as short as possible
-# The copy engine fetches two tiles, an mbarrier counts their bytes, and wgmma multiplies them.
-# Copies and products do not overlap here.  The kernel of matmul.py overlaps them with a ring of
-# buffers and a warpgroup that only fetches, and has tiles of 128 x 256.
-ONE_TILE_SMEM = 2 * int(PANEL_BYTES) + ALIGNMENT
-multiply_tiles = wgmma(64, "rows", False)
-
-@cuda_kernel
-def one_tile_kernel(out, map_a, map_b, K):
-    """out = A B^T.  A block computes a tile of 64 x 64.     grid (N / 64, M / 64), 128 threads
-    out (M, N) bfloat16; map_a, map_b: tensor maps of A (M, K) and B (N, K), with boxes of 64 rows
-    """
-    a_tile = dynamic_smem()
-    b_tile = a_tile + PANEL_BYTES
-    barrier = shared_address(cuda.shared.array(1, u64))
-    m0, n0 = TILE_ROWS * cuda.blockIdx.y, TILE_ROWS * cuda.blockIdx.x
-    acc = filled(32, f32(0))
-    if leads_warpgroup():
-        map_fence(global_address(map_a))
-        map_fence(global_address(map_b))
-        mbarrier_init(barrier, u32(1))       # one thread arrives in each phase: this one
-        mbarrier_fence()
-    cuda.syncthreads()                       # the barrier is initialized
-    for n in range((K + TILE_ROWS - 1) // TILE_ROWS):
-        if leads_warpgroup():                # one thread requests both tiles
-            mbarrier_expect(barrier, u32(2) * PANEL_BYTES)
-            tma_load(a_tile, global_address(map_a), u32(TILE_ROWS * n), u32(m0), barrier)
-            tma_load(b_tile, global_address(map_b), u32(TILE_ROWS * n), u32(n0), barrier)
-        mbarrier_wait(barrier, u32(n % 2))   # phase n is complete: the tiles have landed, with
-                                             # zeros beyond the edges of A and B
-        multiply_tiles(acc, descriptor(a_tile), descriptor(b_tile))
-        cuda.syncthreads()                   # every warp is done with them: load the next ones
-    for i in range(32):
-        row = m0 + first_row() + 8 * which_row(i)
-        column = n0 + first_column() + column_of(i)
-        if row < out.shape[0] and column < out.shape[1]:
-            out[row, column] = stored(out, acc[i])
-
-def one_tile_matmul(map_of, out, a, b):
-    """out = a b^T, only on Hopper.     out (M, N), a (M, K), b (N, K)
-    The rows of a and b must be whole chunks: K is a multiple of 8.
-    map_of: function that returns tensor maps, as TensorOps.map_of"""
-    M, N = out.shape
-    launch(one_tile_kernel, out, map_of(a, TILE_ROWS), map_of(b, TILE_ROWS), a.shape[1],
-           grid=(cdiv(N, TILE_ROWS), cdiv(M, TILE_ROWS)), block=128, smem=ONE_TILE_SMEM)

@@ -68,6 +68,13 @@ def gradient_check(**flags):
     nc.open_device()
     return gradient.gradient_check(**flags)
 
+def ladder(**flags):
+    """Opens the GPU and runs the ladder of matrix products."""
+    import nanoeuler_cuda as nc
+    from nanoeuler_parts.selftests import ladder
+    nc.open_device()
+    return ladder.ladder(**flags)
+
 def training_verb(run):
     """Returns the function of a verb that trains: under a launcher as one rank, with --gpus by
     starting all ranks, otherwise on one GPU.     run: a class of runs"""
@@ -87,6 +94,7 @@ def training_verb(run):
 VERBS = [(name, "nanoeuler_parts.tools.on_gpu", text) for name, text in (
     ("test", "run the self-tests: compare every kernel with the CPU"),
     ("g", "compare the gradient of the whole model with the CPU's (also: check)"),
+    ("ladder", "run the matrix products from the naive one to the fastest, and print their speeds"),
     ("t", "pretrain a model on a text; writes a checkpoint and a log (also: train)"),
     ("tr", "continue the run of t (also: resume)"),
     ("i", "continue or answer one prompt, or a file of prompts (also: generate)"),
@@ -114,6 +122,12 @@ def test_verb(add):
 def g_verb(add):
     add(gradient_check, PRESET,
         arg("--batch", type=int, default=1, help="number of sequences"))
+
+def ladder_verb(add):
+    add(ladder,
+        arg("rung", nargs="?", default="", help="naive, tiled, one-tile-mma, one-tile-wgmma, mma, "
+            "or wgmma (default: all)"),
+        arg("--size", type=int, default=4096, help="rows and columns of the matrices"))
 
 def t_verb(add):
     return add(training_verb(Run), PRESET, INIT, flags.out("nanoeuler.bin"), *RUN,
