@@ -221,7 +221,7 @@ def computing(dtype):
     """The type of sums, norms and master weights: float32 for bfloat16."""
     return np.dtype(np.float32) if dtype == np.uint16 else dtype
 
-# Rows and columns of the tiles of a product on path wgmma (tensor_cores/matmul.py)
+# Rows and columns of the tiles of a product on path wgmma (tensor_cores/scheduler.py)
 HOPPER_TILE = 128, 256
 
 def rows_a_chunk(cfg, BT, itemsize):
@@ -549,7 +549,7 @@ def tensor_core_kernel(out, x, w):
 
     Each round copies 64 k of 64 rows of x and of w to shared memory.  A warp multiplies its 16 rows
     of x by all 64 rows of w, 16 k at a time.  Copies and products take turns here: that the next
-    tiles could arrive during the product is what tensor_cores/matmul.py adds."""
+    tiles could arrive during the product is what tensor_cores/matmul_mma.py adds."""
     x_smem = cuda.shared.array((64, PAIRS_STRIDE), types.uint32)
     w_smem = cuda.shared.array((64, PAIRS_STRIDE), types.uint32)
     m0, n0 = 64 * cuda.blockIdx.x, 64 * cuda.blockIdx.y

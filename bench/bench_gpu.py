@@ -237,8 +237,9 @@ def ops_of(rung):
 
 def launched(f):
     """The kernels that f launches."""
-    kernels, launch, modules = [], nc.launch, (nc, importlib.import_module(
-        "nanoeuler_parts.tensor_cores.matmul"))
+    kernels, launch, modules = [], nc.launch, (nc, *(
+        importlib.import_module(f"nanoeuler_parts.tensor_cores.{name}")
+        for name in ("matmul_mma", "matmul_wgmma")))
     for module in modules:
         module.launch = lambda kernel, *rest, **kw: (
             kernels.append(kernel), launch(kernel, *rest, **kw))

@@ -27,7 +27,8 @@ from nanoeuler_parts.gpu import launches
 from nanoeuler_parts.ranks import engine
 from nanoeuler_parts.tensor_cores import ptx, steps
 from nanoeuler_parts.tensor_cores.attention import tensor_attention
-from nanoeuler_parts.tensor_cores.matmul import MMA_SMEM, WGMMA_SMEM
+from nanoeuler_parts.tensor_cores.matmul_mma import MMA_SMEM
+from nanoeuler_parts.tensor_cores.matmul_wgmma import WGMMA_SMEM
 from nanoeuler_parts.tensor_cores.rows import AT_ONCE, BY_ROWS, GROUP, keys_per_split, weight_stride
 from nanoeuler_parts.tensor_cores.one_tile import ONE_TILE_SMEM, one_tile_matmul
 from oracles.naive_attention import NaiveModel
@@ -125,20 +126,22 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
     def wgmma_kernel_kernel(self, map_a, map_b, map_out, semaphores, x, M, N, K, splits):
         f, maps = constants(self.kernel), map_a.gpu_data.device.maps
-        accumulate = constants(f["write_tile"])["accumulate"]
+        writes, loads = constants(f["writer"].write_tile), constants(f["load_slice"])
+        adds, batched = writes["adds"], constants(writes["send_box"])["batched"]
         a, b, out = (maps[y.gpu_data.address] for y in (map_a, map_b, map_out))
-        n = splits if constants(f["locate"])["batched"] else 1
+        n = splits if batched else 1
         assert all(y[6:7] == ((n,) if len(y) > 6 else ()) for y in (a, b, out))
-        if constants(f["add_polynomial"])["is_polynomial"]:
-            assert x.shape == (n, M, M) and M == N == K and extent(x)[0] == a[0]
-        assert a[1:3] == ((K, M) if f["a_mn"] else (M, K)) and a[4] == (64 if f["a_mn"] else 128)
-        assert b[1:3] == ((K, N) if f["b_mn"] else (N, K)) and b[4] == (64 if f["b_mn"] else 256)
+        if f["changes"]:
+            assert x.shape == ((n, M, N) if batched else (M, N))
+        a_mn, b_mn = loads["a_mn"], loads["b_mn"]
+        assert a[1:3] == ((K, M) if a_mn else (M, K)) and a[4] == (64 if a_mn else 128)
+        assert b[1:3] == ((K, N) if b_mn else (N, K)) and b[4] == (64 if b_mn else 256)
         assert a[5] == b[5] == 2 and out[1:3] == (M, N) and out[4] == 64
-        assert out[5] == (4 if accumulate else 2) and 1 <= splits
+        assert out[5] == (4 if adds else 2) and 1 <= splits
         if len(a) == 6:
             assert splits <= tiles(K, 64)
             enough = semaphores.size >= 2 * tiles(M, 128) * tiles(N, 256)
-            assert splits == 1 or accumulate and enough
+            assert splits == 1 or adds and enough
             assert splits == 1 or launches.check_once(launches.need_resident) in self.asked
         first, end = out[0], out[0] + (M - 1) * out[3] + out[5] * N
         for pointer, rows, columns, stride, _, size, *_ in (a, b):
@@ -165,8 +168,10 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert a[1:3] == (M, K) and b[1:3] == (N, K) and a[4] == b[4] == 64 and a[5] == b[5] == 2
         self.runs((tiles(N, 64), tiles(M, 64)), 128, ONE_TILE_SMEM)
 
-    def mma_kernel_kernel(self, out, a, b, semaphores, M, N, K, splits):
-        a_mn, b_mn = (constants(constants(self.kernel)[f"of_{x}"].issue_loads)["mn"] for x in "ab")
+    def mma_kernel_kernel(self, out, a, b, x, semaphores, M, N, K, splits):
+        loop = constants(constants(self.kernel)["multiply_slices"])
+        a_mn, b_mn = (constants(loop[f"of_{x}"].issue_loads)["mn"] for x in "ab")
+        assert x is out or constants(self.kernel)["changes"] and x.shape == out.shape
         if out.ndim == 3:
             assert out.shape[0] == a.shape[0] == b.shape[0] and splits == 1
             apart(out, a, b)

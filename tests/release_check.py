@@ -246,7 +246,7 @@ def test_a_part_that_fails_is_not_written(tmp_path, monkeypatch, capsys):
     ("nanoeuler_cuda.py", "ROW_WARPS = 8 ", "ROW_WARPS = 4 ", "kernels gradient tests"),
     ("nanoeuler_cuda.py", "# warps per block, if each warp has a row of its own", "# warps", ""),
     ("nanoeuler_cuda.py", '"""x[bt] = wte[tokens[bt]] ', '"""rows of wte ', ""),
-    ("nanoeuler_parts/tensor_cores/matmul.py", "STORE_TIME = 4 ", "STORE_TIME = 5 ",
+    ("nanoeuler_parts/tensor_cores/scheduler.py", "STORE_TIME = 4 ", "STORE_TIME = 5 ",
      "kernels gradient tests"),
     ("nanoeuler_parts/ranks/engine.py", "PIECE = 1 << 24 ", "PIECE = 1 << 23 ", "kernels"),
     ("nanoeuler_parts/selftests/ops.py", "(70, 13, 10)", "(71, 13, 10)", "twins kernels"),

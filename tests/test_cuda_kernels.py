@@ -45,7 +45,7 @@ SPILLS = {128: 512}
 # two each: Hopper's copy engine brings W to shared memory instead
 SPILLS_OF_ROWS = {"product_kernels_gate_up": 16, "product_kernels_down": 8}
 # and of a product whose epilogue reads a matrix, once a tile: all loads are under way together
-SPILLS_OF_POLYNOMIAL = 192
+SPILLS_OF_EPILOGUE = 192
 # bytes of arrays that another compiler, that of sm_100 and newer, leaves in memory: what was in the
 # output of dW, 32 numbers, once a tile; the sums of a product of rows, up to 32, and what is split
 STACK = {("mma_kernel_kernel", "sm_120"): 128,
@@ -126,8 +126,7 @@ def complaints(x, arch, built=None):
     spills = SPILLS.get(D, 0) if x.name.startswith("tensor_attention") else 0
     if arch != "sm_90a":
         spills = max(spills, SPILLS_OF_ROWS.get(x.name, 0))
-    if (add_polynomial := constants(x.kernel).get("add_polynomial")):
-        spills = max(spills, SPILLS_OF_POLYNOMIAL * constants(add_polynomial)["is_polynomial"])
+    spills = max(spills, SPILLS_OF_EPILOGUE * constants(x.kernel).get("changes", False))
     stack = max(spills, STACK.get((x.name, arch), 0))
     if not holds(x.types, types.float64) or x.name in DOUBLE:
         if built.stack > stack or (built.stores or built.loads) and not spills:

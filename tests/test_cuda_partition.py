@@ -19,8 +19,10 @@ if importlib.util.find_spec("numba_cuda") is None:
 from dry_gpu import constants
 
 import nanoeuler_cuda as nc
-from nanoeuler_parts.tensor_cores import matmul, ptx, tiles
-from nanoeuler_parts.tensor_cores.matmul import ADD, STORE
+from nanoeuler_parts.tensor_cores import (
+    matmul_mma, matmul_wgmma, one_tile, pipeline, ptx, scheduler, tiles,
+)
+from nanoeuler_parts.tensor_cores.epilogues import ADD, STORE
 
 pytestmark = pytest.mark.gpu
 
@@ -159,7 +161,7 @@ def test_each_key_has_one_score(n, window):
     (1, 1, 1, 1), (128, 256, 64, 1), (129, 257, 65, 2), (40 * 128 + 1, 100, 1000, 3),
     (17 * 128, 600, 640, 7), (33 * 128 - 5, 520, 64 * 13 - 1, 13)])
 def test_pieces_cover_each_tile_and_each_slice_once(rows, columns, M, N, K, splits):
-    tile_at = as_python(matmul.tile_at)
+    tile_at = as_python(scheduler.tile_at)
     down, across, slices = -(-M // rows), -(-N // columns), -(-K // 64)
     found = Counter()
     for piece in range(down * across * splits):
@@ -189,9 +191,8 @@ def slice_in_memory(operand, source, mn0, k0):
     swizzled = as_python(tiles.swizzled)
     for thread in range(128):
         first = as_python(operand.first_chunk, global_address=lambda x: 0, swizzled=swizzled,
-                          thread_id=lambda: thread)
-        address, to, r, c = first(given, mn0, k0)
-        as_python(operand.issue_loads, cp_async_or_zero=copy)(int(to), given, address, r, c)
+                          thread_id=lambda: thread)(given, mn0, k0, 0)
+        as_python(operand.issue_loads, cp_async_or_zero=copy)(first, given, 0)
     assert sorted(memory) == [*range(0, 128 * 64 * 2, 2)]
     return memory
 
@@ -223,7 +224,7 @@ def fragments(operand, memory, mn0, s, transposed):
 def test_fragments_are_those_that_mma_multiplies(of_a, mn):
     """Lane l, r = l / 4 and c = 2 (l % 4): A has [r, c], [r + 8, c], [r, c + 8], [r + 8, c + 8], B
     [c, r] and [c + 8, r] of eight columns, then of the next eight (docstring of `mma`)."""
-    operand = matmul.mma_operand(of_a, mn)
+    operand = matmul_mma.mma_operand(of_a, mn)
     numbers = 1 + np.arange(128 * 64).reshape(128, 64)   # [row of A or column of B, k]
     source = np.ascontiguousarray(numbers.T if mn else numbers)
     memory = slice_in_memory(operand, source, 0, 0)
@@ -239,7 +240,7 @@ def test_fragments_are_those_that_mma_multiplies(of_a, mn):
 
 def test_a_slice_beyond_the_edge_is_zeros():
     """A (100, 72): its last rows of the tile, and the last columns of its second slice."""
-    operand = matmul.mma_operand(True, False)
+    operand = matmul_mma.mma_operand(True, False)
     source = 1 + np.arange(100 * 72).reshape(100, 72)
     memory = slice_in_memory(operand, source, 0, 64)
     assert sorted(x for x in memory.values() if x) == sorted(source[:, 64:].ravel())
@@ -258,55 +259,58 @@ def test_a_chunk_is_16_bytes_and_a_row_128():
 
 def test_shared_memory_of_products_adds_up():
     a, b, sums = 128 * 64 * 2, 256 * 64 * 2, 64 * 256 * 2
-    assert matmul.MMA_SMEM == 3 * (a + a) + 1024
-    assert matmul.WGMMA_SMEM == 3 * (a + b) + 2 * sums + 2 * 3 * 8 + 1024
-    assert tiles.ONE_TILE_SMEM == 2 * 64 * 64 * 2 + 1024
-    assert 4 * 4 * 64 * 64 <= matmul.MMA_SMEM - 1024     # four warps stage 64 x 64 float32 sums
+    assert matmul_mma.MMA_SMEM == 3 * (a + a) + 1024
+    assert matmul_wgmma.WGMMA_SMEM == 3 * (a + b) + 2 * sums + 2 * 3 * 8 + 1024
+    assert one_tile.ONE_TILE_SMEM == 2 * 64 * 64 * 2 + 1024
+    assert 4 * 4 * 64 * 64 <= matmul_mma.MMA_SMEM - 1024     # four warps stage 64 x 64 float32 sums
 
 
 @pytest.mark.parametrize("epilogue", [STORE, ADD])
 def test_the_parts_of_shared_memory_do_not_overlap(epilogue):
     """The kernel for wgmma has three stages, two stagings, and six barriers of 8 bytes. Their
     addresses are computed as in the kernel."""
-    kernel = matmul.wgmma_kernel(0, 0, epilogue, False, False)
+    kernel = matmul_wgmma.wgmma_kernel(0, 0, epilogue, False, False)
     tree = ast.parse(textwrap.dedent(inspect.getsource(kernel.py_func)))
     env = {**kernel.py_func.__globals__, **constants(kernel), "u32": int, "dynamic_smem": lambda: 0}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and {*stored(node)} <= {"start", "staging", "full",
                                                                 "empty"}:
             exec(compile(ast.Module([node], []), "kernel", "exec"), env)
-    barrier_of = as_python(env["barrier_of"])
-    parts = [(stage * int(matmul.STAGE_BYTES), 128 * 64 * 2 + 256 * 64 * 2) for stage in range(3)]
-    parts += [(env["staging"] + half * int(matmul.STAGING_BYTES), 64 * 256 * 2) for half in (0, 1)]
+    barrier_of = as_python(pipeline.pipeline_of(3).barrier)
+    parts = [(stage * int(matmul_wgmma.STAGE_BYTES), 128 * 64 * 2 + 256 * 64 * 2)
+             for stage in range(3)]
+    parts += [(env["staging"] + half * int(matmul_wgmma.STAGING_BYTES), 64 * 256 * 2)
+              for half in (0, 1)]
     parts += [(int(barrier_of(kind, stage)), 8) for kind in (env["full"], env["empty"])
               for stage in range(3)]
     end = 0
     for start, size in sorted(parts):
         assert start >= end
         end = start + size
-    assert end + ptx.ALIGNMENT <= matmul.WGMMA_SMEM
+    assert end + ptx.ALIGNMENT <= matmul_wgmma.WGMMA_SMEM
 
 
 @pytest.mark.parametrize("a_mn, b_mn", [*itertools.product((0, 1), (0, 1))])
 def test_a_barrier_expects_the_bytes_of_its_boxes(a_mn, b_mn):
     """A box has 64 columns of bfloat16, and BK or all rows of the tile."""
-    known = constants(matmul.wgmma_kernel(a_mn, b_mn, STORE, False, False))
+    known = constants(matmul_wgmma.slice_loader(a_mn, b_mn, False))
     rows = known["a_loads"] * (64 if a_mn else 128) + known["b_loads"] * (64 if b_mn else 256)
-    assert rows * 64 * 2 == matmul.STAGE_BYTES
+    assert rows * 64 * 2 == matmul_wgmma.STAGE_BYTES
 
 
 def test_the_ring_visits_each_stage_in_turn():
-    kernel = matmul.wgmma_kernel(0, 0, STORE, False, False)
-    step, stage, phase, seen = as_python(constants(kernel)["advance"]), 0, 0, []
+    ring = pipeline.pipeline_of(3)
+    step, stage, parity, seen = as_python(ring.advance), 0, 0, []
     for _ in range(9):
-        seen.append((int(stage), int(phase)))
-        stage, phase = step(stage, phase)
-    assert seen == [(k % 3, k // 3 % 2) for k in range(9)]
+        seen.append((int(stage), int(parity)))
+        stage, parity = step(stage, parity)
+    assert seen == [(k % 3, k // 3 % 2) for k in range(9)] == [
+        (as_python(ring.stage_of)(k), as_python(ring.parity_of)(k)) for k in range(9)]
 
 
 @pytest.mark.parametrize("tiles_, slices, blocks", [(96, 512, 132), (1, 7, 132), (5, 1, 46)])
 def test_splits_are_some_and_at_most_the_slices(tiles_, slices, blocks):
-    n = matmul.best_splits(tiles_, slices, matmul.WGMMA_TURN_TIME, blocks)
+    n = scheduler.best_splits(tiles_, slices, scheduler.WGMMA_TURN_TIME, blocks)
     assert 1 <= n <= slices
     if (tiles_, slices, blocks) == (96, 512, 132):       # the docstring's example
         assert n == 4

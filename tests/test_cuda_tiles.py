@@ -14,10 +14,12 @@ if importlib.util.find_spec("numba_cuda") is None:
 
 from dry_gpu import constants
 
-from nanoeuler_parts.tensor_cores import matmul, tiles
-from nanoeuler_parts.tensor_cores.matmul import BN, lower_tile_at, STORE, tiles_of
+from nanoeuler_parts.tensor_cores import matmul_wgmma, tiles
+from nanoeuler_parts.tensor_cores.epilogues import STORE
+from nanoeuler_parts.tensor_cores.scheduler import BN, lower_tile_at, tiles_of
 
-KERNEL = matmul.wgmma_kernel(0, 0, STORE, True, True)
+KERNEL = matmul_wgmma.wgmma_kernel(0, 0, STORE, True, True)
+WRITER = vars(matmul_wgmma.wgmma_writer(False, True))
 
 
 def plain(function, **names):
@@ -73,9 +75,8 @@ def boxes(memory):
 def test_sums_are_staged_as_they_are_or_mirrored():
     """The first is what a GPU has proved, so it tests this file; the second is then the other."""
     sums = np.arange(64 * 256).reshape(64, 256)
-    known = constants(KERNEL)
-    written = constants(known["write_tile"])["stage_sums"]
-    mirrored = constants(known["write_mirrored"])["stage_mirrored"]
+    written = constants(WRITER["write_tile"])["stage_sums"]
+    mirrored = constants(WRITER["write_mirrored"])["stage_mirrored"]
     found = boxes(staged(written, "stmatrix_rows", sums))
     assert np.array_equal(found, sums.reshape(64, 4, 64).swapaxes(0, 1))
     found = boxes(staged(mirrored, "stmatrix_columns", sums))
@@ -86,7 +87,7 @@ def when_mirrored():
     """The condition under which the kernel calls write_mirrored, as a function of m and n"""
     tree = ast.parse(textwrap.dedent(inspect.getsource(KERNEL.py_func)))
     [test] = [node.test for node in ast.walk(tree) if isinstance(node, ast.If)
-              and ast.unparse(node.body[0]).startswith("write_mirrored(")]
+              and ast.unparse(node.body[0]).startswith("writer.write_mirrored(")]
     code = compile(ast.Expression(test), "the kernel", "eval")
     return lambda m, n: eval(code, dict(symmetric=True, u32=int, BN=BN, m=m, n=n))
 
@@ -96,7 +97,7 @@ def test_tiles_and_their_mirror_images_are_a_symmetric_output(N):
     """The kernel's functions store each entry once.  The copy engine cuts off what is outside."""
     i, j = np.indices((N, N))
     wanted, out = np.minimum(i, j) * N + np.maximum(i, j), np.full((N, N), -1)
-    known, at, mirrored = constants(KERNEL), plain(lower_tile_at), when_mirrored()
+    at, mirrored = plain(lower_tile_at), when_mirrored()
 
     def store(name, m, n, staged):
         """Calls write_tile or write_mirrored, of which staged is what it has in staging."""
@@ -106,11 +107,11 @@ def test_tiles_and_their_mirror_images_are_a_symmetric_output(N):
             part[:] = staged[place // 8192, :part.shape[0], :part.shape[1]]
         nothing = dict.fromkeys(("tma_wait_read", "warpgroup_barrier", "stage_sums", "fence_async",
                                  "stage_mirrored", "tma_commit"), lambda *_: None)
-        send_box = plain(constants(known[name])["send_box"], tma_store_3d=to_out)
-        call = plain(known[name], send_box=send_box, PANEL_BYTES=8192, warp_id=lambda: 4,
+        send_box = plain(constants(WRITER[name])["send_box"], tma_store_3d=to_out)
+        call = plain(WRITER[name], send_box=send_box, PANEL_BYTES=8192, warp_id=lambda: 4,
                      leads_warpgroup=lambda: True, global_address=lambda x: x, **nothing)
-        arguments = None, n, m, 3, None, 0, 1, None, 0, 1
-        call(*arguments[:known[name].py_func.__code__.co_argcount])
+        arguments = None, 3, m, n, None, 0, 1, None, 0, 1
+        call(*arguments[:WRITER[name].py_func.__code__.co_argcount])
 
     for tile in range(tiles_of(N, N, True)):
         m, n = at(tile, N)

@@ -22,6 +22,7 @@ from nanoeuler_parts.tensor_cores.rows import BY_ROWS
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
 from oracles import naive
+from oracles.epilogues import Gated
 from oracles.naive_attention import NaiveModel
 from nanoeuler_parts.checkpoint.tensors import named
 from nanoeuler_parts.runs.evaluation import evaluate
@@ -302,6 +303,23 @@ def test_muon_computes_the_same_bits_twice_and_in_a_graph(name, dtype, monkeypat
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_two_runs_compute_the_same_bits(cfg, dtype, naive):
     assert train(engine(cfg, dtype, naive)) == train(engine(cfg, dtype, naive))
+
+
+@pytest.mark.parametrize("path", ["mma", "wgmma"])
+def test_a_new_epilogue_computes_what_it_says(path):
+    """out = 2 silu(x) A B, in bfloat16, at and beyond the edges of tiles"""
+    if nc.kernel_path(path) != path:
+        pytest.skip(f"this GPU has no {path}")
+    rng = np.random.default_rng(1)
+    for M, N, K in (8, 8, 8), (128, 256, 64), (304, 264, 104):
+        a, b, x = (to_bf16(rng.standard_normal(shape)) for shape in ((M, K), (N, K), (M, N)))
+        out = nc.new((M, N), np.uint16)
+        arrays = [nc.to_device(y) for y in (a, b, x)]
+        nc.make_ops(path).product(out, *arrays[:2], epilogue=Gated(2.0), x=arrays[2])
+        a, b, x = (from_bf16(y).astype(np.float64) for y in (a, b, x))
+        # one rounding to bfloat16, and an exponential with an error of 2^-22
+        norm, largest = errors(from_bf16(nc.to_host(out)), 2 * x / (1 + np.exp(-x)) * (a @ b.T))
+        assert norm < 1.25 * 2.0 ** -8 and largest < 1.5 * 2.0 ** -8
 
 
 @pytest.mark.parametrize("muon", [{}, MUON], ids=["adamw", "muon"])

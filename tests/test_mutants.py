@@ -47,7 +47,7 @@ def test_lines_may_be_chosen():
 def test_the_programs_are_divided_by_the_gpu():
     cpu, gpu = mutants.product(False), mutants.product(True)
     assert not {*cpu} & {*gpu} and {"bpe.py", "nanoeuler.py", PLOT} <= {*cpu}
-    assert "nanoeuler_cuda.py" in gpu and "nanoeuler_parts/tensor_cores/matmul.py" in gpu
+    assert "nanoeuler_cuda.py" in gpu and "nanoeuler_parts/tensor_cores/scheduler.py" in gpu
 
 
 def test_kernels_are_those_that_contain_a_function(names):

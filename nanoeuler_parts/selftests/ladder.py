@@ -37,9 +37,9 @@ RUNGS = {
                          lambda: tensor_core_matmul),
     "one-tile-wgmma": Rung("tensor_cores/one_tile.py: one_tile_kernel", (9, 0), True,
                            one_tile_wgmma),
-    "mma": Rung("tensor_cores/matmul.py: mma_kernel", (8, 0), False,
+    "mma": Rung("tensor_cores/matmul_mma.py: mma_kernel", (8, 0), False,
                 lambda: make_ops("mma").matmul),
-    "wgmma": Rung("tensor_cores/matmul.py: wgmma_kernel", (9, 0), True,
+    "wgmma": Rung("tensor_cores/matmul_wgmma.py: wgmma_kernel", (9, 0), True,
                   lambda: make_ops("wgmma").matmul),
 }
 
@@ -73,14 +73,14 @@ def ladder(rung="", size=4096):
     expected = from_bf16(x[rows]).astype(np.float64) @ from_bf16(w).T.astype(np.float64)
     peer, of_peer = cublas(x, w) if dtype == "bf16" else ("", None)
     print(f"out = x w^T, all ({size}, {size}), in {NAMES[DTYPES[dtype]]}, on "
-          f"{cuda.get_current_device().name}\n\n{'rung':<16}{'kernel':<44}{'TFLOP/s':>8}"
+          f"{cuda.get_current_device().name}\n\n{'rung':<16}{'kernel':<47}{'TFLOP/s':>8}"
           f"{'of cuBLAS':>11}{'errors against the CPU':>27}")
     failed = []
     for name, of_rung in RUNGS.items():
         if rung not in ("", name):
             continue
         if reason := reason_against(of_rung):
-            print(f"{name:<16}{of_rung.kernel:<44}{reason}")
+            print(f"{name:<16}{of_rung.kernel:<47}{reason}")
             continue
         multiply = of_rung.make()
         out.copy_to_device(np.zeros_like(x), stream=gpu.stream)      # no result of another rung
@@ -88,14 +88,14 @@ def ladder(rung="", size=4096):
         found = from_bf16(to_host(out)[rows])
         line = fault("matmul", dtype, found, expected)
         share = f"{of_peer / seconds:.1%}" if of_peer else ""
-        print(f"{name:<16}{of_rung.kernel:<44}{2e-12 * size ** 3 / seconds:8.1f}{share:>11}"
+        print(f"{name:<16}{of_rung.kernel:<47}{2e-12 * size ** 3 / seconds:8.1f}{share:>11}"
               "{:>13.1e}{:8.1e}".format(*errors(found, expected))
               + ("   FAILED" if line else "   ok"), flush=True)
         if line:
             print(f"    {line}")
             failed.append(name)
     if of_peer:
-        print(f"{'cuBLAS':<16}{peer:<44}{2e-12 * size ** 3 / of_peer:8.1f}")
+        print(f"{'cuBLAS':<16}{peer:<47}{2e-12 * size ** 3 / of_peer:8.1f}")
     else:
         print("cuBLAS is not compared: it needs PyTorch with CUDA, and a GPU with bfloat16")
     print(f">>> {len(failed)} FAILED: {', '.join(failed)}" if failed else ">>> ladder OK")

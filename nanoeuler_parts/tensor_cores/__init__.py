@@ -3,7 +3,10 @@
     one_tile.py    a complete product for Hopper, as short as possible
     ptx.py         PTX instructions that Numba does not offer
     tiles.py       tiles in shared memory, and products of tiles
-    matmul.py      matrix products
+    pipeline.py    a ring of buffers that are filled while others are read
+    scheduler.py   which block computes which part of a product
+    epilogues.py   what becomes of the sums
+    matmul_mma.py, matmul_wgmma.py   matrix products on the two kernel paths
     attention.py   FlashAttention
     ops.py         TensorOps: which of these kernels a model's products and attention take
     rows.py        the kernels of a decoder's step
@@ -16,7 +19,7 @@ All products multiply bfloat16 and add in float32.  There are two kernel paths:
     wgmma    wgmma and TMA, only on compute capability 9.0 (Hopper): a warpgroup, which is four
              warps, multiplies tiles that lie in shared memory
 
-Words of ptx.py, tiles.py, matmul.py and attention.py, from small to large:
+Words of these modules, from small to large:
 
     number         an entry of a matrix; two bytes, if it is bfloat16
     pair           two neighbouring bfloat16 numbers in a 32-bit register, the first in its low half

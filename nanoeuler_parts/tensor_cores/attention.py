@@ -18,10 +18,11 @@ from nanoeuler_cuda import Attention, filled, quad_max, quad_sum, unchanged
 from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, made_once
 from nanoeuler_parts.gpu.mma import column_of, first_column, first_row, mma, which_row
 from nanoeuler_parts.gpu.numbers import exp2, f32, i32, LOG2E, u16, u32, u64, value, vector
+from nanoeuler_parts.tensor_cores.pipeline import pipeline_of
 from nanoeuler_parts.tensor_cores.ptx import (
     bit, cp_async, cp_async_4, cp_async_wait_all, DeviceFunctions, dynamic_smem, global_address,
-    lane_id, leads_block, map_fence, MBARRIER_BYTES, mbarrier_expect, mbarrier_fence,
-    mbarrier_init, mbarrier_wait, pack_bf16, shared_address, store_pair, thread_id, tma_load,
+    lane_id, leads_block, map_fence, mbarrier_expect, mbarrier_fence, mbarrier_init,
+    mbarrier_wait, pack_bf16, shared_address, store_pair, thread_id, tma_load,
     warp_id,
 )
 from nanoeuler_parts.tensor_cores.tiles import (
@@ -61,7 +62,8 @@ from nanoeuler_parts.tensor_cores.tiles import (
 FAST_HEADS = 32, 64, 128                     # head sizes that these kernels support
 STATIONARY = 2                               # stationary tiles
 STAGES = 2                                   # of the ring; each holds a pair of tiles
-N_BARRIERS = STAGES + 1                      # one per stage, and the last one for stationary tiles
+N_BARRIERS = STAGES + 1                      # one per stage; number STAGES: the stationary tiles
+pipeline = pipeline_of(STAGES)
 S_REGS = 32                                  # a thread's registers for a tile of S or dP
 # The loops over pairs begin with this round, which only requests pair 0.  The address of its own
 # pair, pair_at(smem, -1), is computed and not used.  With the request before the loop, forward
@@ -105,11 +107,6 @@ def sizes_of(D):
     """Returns the TileSizes for head size D."""
     return TileSizes(D // BF16_PER_CHUNK, acc_regs=D // 2, a_regs=D // 4,
                      bytes=np.uint32(2 * TILE_ROWS * D))
-
-@inlined
-def tile_barrier(barriers, stage):
-    """Returns the address of the barrier of a stage; stage STAGES means the stationary tiles."""
-    return barriers + u32(stage * MBARRIER_BYTES)
 
 @inlined
 def rows_of_64_bytes(row, chunk):
@@ -243,8 +240,8 @@ def wgmma_tile_ops(D):
         if leads_block():
             loads_of_a_pair = u32(2)
             for stage in range(STAGES):
-                mbarrier_init(tile_barrier(barriers, stage), loads_of_a_pair)
-            mbarrier_init(tile_barrier(barriers, STAGES), u32(loads))
+                mbarrier_init(pipeline.barrier(barriers, stage), loads_of_a_pair)
+            mbarrier_init(pipeline.barrier(barriers, STAGES), u32(loads))
             mbarrier_fence()
         cuda.syncthreads()                   # the barriers are initialized
         return smem, barriers
@@ -299,9 +296,8 @@ def tile_ops(D, hopper):
 
 # ---- The ring
 class Ring(DeviceFunctions):
-    """The ring of pairs of tiles.  Pair n is in stage n % STAGES, and each stage has an mbarrier.
-    When the pair has arrived, a phase of its mbarrier completes.  The parity of this phase is 0 for
-    pairs 0 and 1, 1 for pairs 2 and 3, 0 for pairs 4 and 5, ..
+    """The pairs of tiles that flow through the pipeline.  A stage holds a pair, and the stages need
+    no mbarrier `empty`, because all threads request copies and multiply.
 
     pair_at(smem, n)              returns the address of the first tile; the second one follows it
     wait_pair(barriers, n)        waits until the pair has arrived
@@ -317,15 +313,15 @@ def ring_of(D, hopper):
 
     @inlined
     def pair_at(smem, n):
-        return smem + u32((STATIONARY + n % STAGES * 2) * TILE_BYTES)
+        return smem + u32((STATIONARY + pipeline.stage_of(n) * 2) * TILE_BYTES)
 
     @inlined
     def wait_pair(barriers, n):
-        ops.wait(tile_barrier(barriers, n % STAGES), n // STAGES % 2)
+        ops.wait(pipeline.barrier(barriers, pipeline.stage_of(n)), pipeline.parity_of(n))
 
     @inlined
     def issue_pair(smem, barriers, n, one, col1, other, col2, row, last):
-        tile, barrier = pair_at(smem, n), tile_barrier(barriers, n % STAGES)
+        tile, barrier = pair_at(smem, n), pipeline.barrier(barriers, pipeline.stage_of(n))
         ops.issue_load(barrier, tile, one, row, last, col1)
         ops.issue_load(barrier, tile + TILE_BYTES, other, row, last, col2)
     return Ring(pair_at=pair_at, wait_pair=wait_pair, issue_pair=issue_pair)
@@ -446,7 +442,7 @@ def tensor_attention_forward(D, hopper):
         k_col = o.shape[1] + h * G // H * D
         # the thread's rows are r, r + 8, r + 64 and r + 72; count: pairs of tiles
         r, count = t0 + first_row(), (min(t0 + 128, T) + 63) // 64
-        stationary = tile_barrier(barriers, STAGES)
+        stationary = pipeline.barrier(barriers, STAGES)
         for i in range(2):
             ops.issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
                            h * D)
@@ -500,7 +496,7 @@ def tensor_attention_dq(D, hopper):
         row0, t0, last = rows_of_block(64, T)
         G = (dqkv.shape[1] - HD) // (2 * D)
         k_col, r = HD + h * G // H * D, t0 + first_row()         # the thread's rows: r and r + 8
-        stationary, count = tile_barrier(barriers, STAGES), (min(t0 + 64, T) + 63) // 64
+        stationary, count = pipeline.barrier(barriers, STAGES), (min(t0 + 64, T) + 63) // 64
         # O lies where the first tile of K comes later
         do_tile, o_tile = smem + TILE_BYTES, smem + u32(2 * TILE_BYTES)
         ops.issue_load(stationary, smem, qkv, row0 + t0, last, h * D)
@@ -567,7 +563,7 @@ def tensor_attention_dkv(D, hopper):
         k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E32
         # for each pair of tiles, half of the threads copy a number of lse, the others one of delta
         my_source = global_address(lse) if cuda.threadIdx.x < 64 else global_address(delta)
-        stationary = tile_barrier(barriers, STAGES)
+        stationary = pipeline.barrier(barriers, STAGES)
         for i in range(2):
             ops.issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
                            k_col + i * G * D)

@@ -6,7 +6,7 @@ it beside `tensor_core_kernel` of nanoeuler_cuda.py, which has the same tiles.  
     dynamic_smem, tma_load, mbarrier_..     ptx.py
     descriptor, wgmma                       tiles.py
 
-Copies and products do not overlap here.  The kernel of matmul.py overlaps them with a ring of
+Copies and products do not overlap here.  The kernel of matmul_wgmma.py overlaps them with a ring of
 buffers and a warpgroup that only fetches, and has tiles of 128 x 256.
 """
 from numba import cuda

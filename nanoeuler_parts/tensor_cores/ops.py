@@ -4,13 +4,14 @@ import functools
 
 import numpy as np
 
+from bpe import need
 from nanoeuler_cuda import (
     attention_backward, attention_forward, Ops, to_device, transposed, view, window_of,
 )
 from nanoeuler_parts.tensor_cores.attention import FAST_HEADS, tensor_attention
-from nanoeuler_parts.tensor_cores.matmul import (
-    mma_matmul, mma_products, wgmma_matmul, wgmma_products,
-)
+from nanoeuler_parts.tensor_cores.epilogues import ADD, Polynomial, STORE
+from nanoeuler_parts.tensor_cores.matmul_mma import mma_product
+from nanoeuler_parts.tensor_cores.matmul_wgmma import wgmma_product
 from nanoeuler_parts.tensor_cores.ptx import map_of
 from nanoeuler_parts.tensor_cores.tiles import TILE_ROWS
 
@@ -26,10 +27,15 @@ def fits(*matrices):
         return x.dtype == np.uint16 and whole_chunks and all(n % 16 == 0 for n in starts)
     return all(map(fits_one, matrices))
 
+def by_rows(x):
+    """Returns (the array whose rows are contiguous, whether it is the transpose of x).
+    x (n, M, N)"""
+    return (x, False) if x.strides[2] == x.dtype.itemsize else (transposed(x), True)
+
 def each_fits(*batches):
     """Returns `fits` for batches of matrices (n, M, N), any of them transposed."""
     def first(x):
-        x = x if x.strides[2] == x.dtype.itemsize else transposed(x)
+        x, _ = by_rows(x)
         return view(x, 0, x.shape[1:], (x.strides[1] // x.dtype.itemsize, 1))
     return fits(*map(first, batches)) and all(x.strides[0] % 16 == 0 for x in batches)
 
@@ -54,18 +60,23 @@ class TensorOps(Ops):
         `forget_buffers`."""
         return map_of(x, box_rows, self.maps)
 
-    def product(self, out, a, b, a_mn=False, b_mn=False, semaphores=None):
-        """out (M, N) = A B, or out += A B
+    def product(self, out, a, b, a_mn=False, b_mn=False, epilogue=STORE, x=None, symmetric=False):
+        """out (M, N) = A B, or what the epilogue makes of it.  All matrices may also be batches of
+        n matrices, (n, ..), except with an epilogue that adds.
 
-        out           (M, N), bfloat16, or float32 with semaphores
-        a             A (M, K), or A^T (K, M) if a_mn
-        b             B^T (N, K), or B (K, N) if b_mn
-        semaphores    None: out = A B.  Otherwise zeros, before and after: out += A B.  If there are
-                      two for each tile of out, several blocks may share a tile"""
+        out          (M, N), bfloat16, or float32 with an epilogue that adds
+        a            A (M, K), or A^T (K, M) if a_mn
+        b            B^T (N, K), or B (K, N) if b_mn
+        epilogue     an Epilogue
+        x            the matrix that the epilogue reads, (M, N)
+        symmetric    all outputs are symmetric.  Path `wgmma` then computes only the tiles that have
+                     an entry on or below the diagonal, 12 of 18 for N = 768"""
+        need(out.ndim == 2 or not epilogue.adds, "a product of a batch cannot be added")
+        semaphores = self.semaphores if epilogue.adds else None
         if self.path == "wgmma":
-            wgmma_matmul(self.map_of, out, a, b, a_mn, b_mn, semaphores)
+            wgmma_product(self.map_of, out, a, b, a_mn, b_mn, epilogue, x, semaphores, symmetric)
         else:
-            mma_matmul(out, a, b, a_mn, b_mn, semaphores)
+            mma_product(out, a, b, a_mn, b_mn, epilogue, x, semaphores)
 
     def matmul(self, out, x, w):
         if fits(out, x, w):
@@ -81,7 +92,7 @@ class TensorOps(Ops):
 
     def matmul_dw(self, dw, dy, x):
         if fits(dy, x) and int(dw.gpu_data.device_pointer) % 16 == 0:
-            self.product(dw, dy, x, a_mn=True, b_mn=True, semaphores=self.semaphores)
+            self.product(dw, dy, x, a_mn=True, b_mn=True, epilogue=ADD)
         else:
             super().matmul_dw(dw, dy, x)
 
@@ -114,19 +125,15 @@ class TensorOps(Ops):
 
     def polynomial_of_each(self, out, x, a, b, c):
         if each_fits(out, x):
-            self.products(out, x, x, (a, b, c), symmetric=True)
+            self.products(out, x, x, Polynomial(a, b, c), x, symmetric=True)
         else:
             super().polynomial_of_each(out, x, a, b, c)
 
-    def products(self, out, a, b, polynomial=None, symmetric=False):
-        """out[z] = a[z] b[z], or with polynomial (a, b, c) out[z] = a I + b a[z] + c a[z] b[z]
-        out (n, M, N), a (n, M, K), b (n, K, N) in bfloat16; a and b may be `transposed` arrays
-        symmetric: all outputs are symmetric.  Path `wgmma` then computes only the tiles that have
-        an entry on or below the diagonal, 12 of 18 for N = 768"""
-        if self.path == "wgmma":
-            wgmma_products(self.map_of, out, a, b, polynomial, symmetric)
-        else:
-            mma_products(out, a, b, polynomial)
+    def products(self, out, a, b, epilogue=STORE, x=None, symmetric=False):
+        """out[z] = a[z] b[z], or what the epilogue makes of it
+        out (n, M, N), a (n, M, K), b (n, K, N) in bfloat16; a and b may be `transposed` arrays"""
+        (a, a_mn), (b, b_is_transposed) = by_rows(a), by_rows(b)
+        self.product(out, a, b, a_mn, not b_is_transposed, epilogue, x, symmetric)
 
     def slow_parts(self, cfg):
         HD, KV = cfg.n_head * cfg.head_dim, cfg.n_kv_head * cfg.head_dim

@@ -1,0 +1,91 @@
+"""Epilogues of matrix products: what becomes of A B, while it is still in registers."""
+import inspect
+
+import numpy as np
+from numba import types
+
+import bpe
+from nanoeuler_parts.gpu.launches import inlined
+from nanoeuler_parts.gpu.numbers import f32, u32, vector
+
+class Epilogue:
+    """out = A B in bfloat16.  A subclass changes the sums before they are stored, on both kernel
+    paths, and for one product or a batch:
+
+        class Doubled(Epilogue):
+            def change(self):
+                @inlined
+                def double(acc, first, x, row, column):
+                    for i in range(32):
+                        acc[first + i] *= f32(2)
+                return double
+
+        TensorOps(path).product(out, a, b, epilogue=Doubled())
+
+    parameters    numbers that are compiled into the kernel; equal ones share a kernel
+    adds          out += A B instead, in float32.  Several blocks may share a tile then, and each
+                  adds its split when it is its turn: `change` would see a part of the sum"""
+    adds = False
+
+    def __init__(self, *parameters):
+        self.parameters = parameters
+
+    def change(self):
+        """Makes the device function change(acc, first, x, row, column), which is called for each
+        16 x 64 sums of a warp.  A thread has 32 of them, acc[first:first + 32]; the first is in
+        this row and column of the output, and acc[first + i] in
+
+            row + 8 * which_row(i), column + column_of(i)
+
+        x    a matrix that the product is given, for example a residual or a gate.  Rows and columns
+             may lie beyond the edge of the output: such sums are not stored, but x must not be read
+             there"""
+        return do_nothing
+
+    @property
+    def changes(self):
+        return type(self).change is not Epilogue.change
+
+    def __eq__(self, other):
+        return repr(self) == repr(other)
+
+    def __hash__(self):
+        return hash(repr(self))
+
+    def __repr__(self):
+        """The epilogue's name in the cache of kernels.  It changes with the file of its class."""
+        digest = bpe.digest((inspect.getfile(type(self)),))
+        return f"{type(self).__name__}{self.parameters} {digest}"
+
+@inlined
+def do_nothing(acc, first, x, row, column):
+    pass
+
+class Add(Epilogue):
+    adds = True
+
+STORE, ADD = Epilogue(), Add()
+
+class Polynomial(Epilogue):
+    """out = a I + b X + c A B, for square matrices of an even size     parameters: a, b, c"""
+
+    def change(self):
+        a, b, c = map(np.float32, self.parameters)
+        load_2, _ = vector(2)
+
+        @inlined
+        def polynomial(acc, first, x, row, column):
+            # Beyond the edge, this reads the last numbers.  Without branches, the compiler unrolls
+            # the loops, and acc stays in registers
+            N = types.int32(x.shape[0])
+            for j in range(8):
+                for i in range(2):
+                    at = first + 4 * j + 2 * i
+                    r = types.int32(row + u32(8 * i))
+                    k = types.int32(column + u32(8 * j))
+                    two = load_2(x, types.intp(min(r, N - types.int32(1))) * types.intp(N)
+                                 + types.intp(min(k, N - types.int32(2))))
+                    for e in range(2):
+                        diagonal = a if r == k + types.int32(e) else f32(0)
+                        acc[at + e] = c * acc[at + e] + b * two[e] + diagonal
+        return polynomial
