@@ -421,20 +421,20 @@ def naive_matmul(out, x, w):
 def register_tile(ROWS, COLS):
     """Makes the device function acc += A B for the ROWS x COLS sums that a thread has in registers.
 
-    A and B are in shared memory.  a_place = (a0, a_row, a_k) means that A[i, k] is at
-    a0 + i * a_row + k * a_k, and b_place = (b0, b_k, b_col) that B[k, j] is at
-    b0 + k * b_k + 16 * j * b_col.  Sixteen neighbouring threads read the same element of A, which
+    A and B are in shared memory.  a_place = (a0, a_m, a_k) means that A[i, k] is at
+    a0 + i * a_m + k * a_k, and b_place = (b0, b_n, b_k) that B[k, j] is at
+    b0 + 16 * j * b_n + k * b_k.  Sixteen neighbouring threads read the same element of A, which
     is a broadcast, and neighbouring elements of B, so no two lanes read from the same bank.  All
     portable matrix products use this function, those of attention too."""
     @inlined
     def tile(acc, A, a_place, B, b_place, K):
-        (a0, a_row, a_k), (b0, b_k, b_col) = a_place, b_place
+        (a0, a_m, a_k), (b0, b_n, b_k) = a_place, b_place
         b = cuda.local.array(COLS, acc.dtype)
         for k in range(K):
             for j in range(COLS):
-                b[j] = B[b0 + k * b_k + 16 * j * b_col]
+                b[j] = B[b0 + 16 * j * b_n + k * b_k]
             for i in range(ROWS):
-                a = A[a0 + i * a_row + k * a_k]
+                a = A[a0 + i * a_m + k * a_k]
                 for j in range(COLS):
                     acc[i * COLS + j] += a * b[j]
     return tile
@@ -447,22 +447,18 @@ tile8x8 = register_tile(8, 8)
 
 @cuda_kernel
 def matmul_kernel(out, a, b, add):
-    """out[z, h] = add * out[z, h] + a[z, h H' / H] b[z, h H'' / H], with indices rounded down: if a
-    or b has fewer matrices than out, neighbouring h share one.
-
-    One block of (16, 16) threads per 128 x 128 tile of out, row by row.
-    grid (M / 128 * N / 128, 1, Z * H)
-    out (Z, H, M, N), a (Z, H', M, K), b (Z, H'', K, N), all with any strides
+    """out[z] = add * out[z] + a[z] b[z]
+    One block of (16, 16) threads per 128 x 128 tile of out[z], row by row.
+    grid (M / 128 * N / 128, 1, n)
+    out (n, M, N), a (n, M, K), b (n, K, N), all with any strides
 
     Each round copies 16 k of 128 rows of A and of 128 columns of B to shared memory.  So a block
     reads each number from device memory once, and not once per row or column of out.  A thread has
     8 x 8 sums in registers: rows 8 y to 8 y + 7 and columns x, x + 16, ..  While it multiplies, the
     next 16 k are being loaded into registers."""
     a_smem, b_smem = cuda.shared.array(SMEM, ctype(a)), cuda.shared.array(SMEM, ctype(a))
-    zero, H = ctype(a).type(0), out.shape[1]
-    z, h = cuda.blockIdx.z // H, cuda.blockIdx.z % H
-    A, B = a[z, h * a.shape[1] // H], b[z, h * b.shape[1] // H]
-    C = out[z, h]
+    zero, z = ctype(a).type(0), cuda.blockIdx.z
+    A, B, C = a[z], b[z], out[z]
     (M, N), K = C.shape, A.shape[1]
     tiles_across = (N + TILE - 1) // TILE
     m0 = cuda.blockIdx.x // tiles_across * TILE
@@ -492,7 +488,7 @@ def matmul_kernel(out, a, b, add):
             v = value(B[min(k, K - 1), min(n0 + bn + i * bn_step, N - 1)])
             b_next[i] = v if k < K else zero
         if k0 >= 0:
-            tile8x8(acc, a_smem, (8 * y, 1, STRIDE), b_smem, (x, STRIDE, 1), DEPTH)
+            tile8x8(acc, a_smem, (8 * y, 1, STRIDE), b_smem, (x, 1, STRIDE), DEPTH)
             cuda.syncthreads()               # all threads have read the tiles
     for i in range(8):
         for j in range(8):
@@ -504,21 +500,21 @@ def matmul_kernel(out, a, b, add):
                 C[m, n] = stored(C, v)
 
 def batched_matmul(out, a, b, add=False):
-    """out = [out +] a b for arrays (Z, H, M, N), (Z, H', M, K), (Z, H'', K, N), or matrices."""
-    out, a, b = map(as_4d, (out, a, b))
-    Z, H, M, N = out.shape
+    """out[z] = [out[z] +] a[z] b[z] for arrays (n, M, N), (n, M, K), (n, K, N), or one product of
+    matrices"""
+    out, a, b = map(as_batch, (out, a, b))
+    n, M, N = out.shape
     # All tiles along x, where a grid may have two billion blocks: along y, 65,535 are the limit
-    launch(matmul_kernel, out, a, b, add, grid=(cdiv(M, TILE) * cdiv(N, TILE), 1, Z * H),
+    launch(matmul_kernel, out, a, b, add, grid=(cdiv(M, TILE) * cdiv(N, TILE), 1, n),
            block=(16, 16))
 
-def as_4d(x):
-    """A matrix as (1, 1, M, N), an array (n, M, N) as (n, 1, M, N)"""
-    if x.ndim == 4:
+def as_batch(x):
+    """A matrix as an array of one matrix, (1, M, N).  No copy."""
+    if x.ndim == 3:
         return x
-    anything = 1 << 20                       # stride of a dimension of size 1: its index is 0
-    *n, M, N = x.shape
-    *of_n, row, column = (s // x.dtype.itemsize for s in x.strides)
-    return view(x, 0, (*(n or [1]), 1, M, N), (*(of_n or [anything]), anything, row, column))
+    (M, N), (row, column) = x.shape, (s // x.dtype.itemsize for s in x.strides)
+    unused = 1 << 20                         # from one matrix to the next
+    return view(x, 0, (1, M, N), (unused, row, column))
 
 def matmul(out, x, w):
     """out = x w^T     out (M, N), x (M, K), w (N, K)"""
@@ -913,18 +909,18 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
     @inlined
     def add_abt(s, smem, a, b, x, y):
         """s += A B^T, N x N: A is Q or dO, B is K or V"""
-        score_tile(s, smem, (a + y * ROWS * D_ROW, D_ROW, 1), smem, (b + x * D_ROW, 1, D_ROW),
+        score_tile(s, smem, (a + y * ROWS * D_ROW, D_ROW, 1), smem, (b + x * D_ROW, D_ROW, 1),
                    D_PAD)
 
     @inlined
     def add_ab(acc, smem, a, b, x, y):
         """acc += A B, N x D: A is P or dS, B is V or K"""
-        out_tile(acc, smem, (a + y * ROWS * P_ROW, P_ROW, 1), smem, (b + x, D_ROW, 1), N)
+        out_tile(acc, smem, (a + y * ROWS * P_ROW, P_ROW, 1), smem, (b + x, 1, D_ROW), N)
 
     @inlined
     def add_atb(acc, smem, a, b, x, y):
         """acc += A^T B, N x D: A is P or dS, B is dO or Q"""
-        out_tile(acc, smem, (a + y * ROWS, 1, P_ROW), smem, (b + x, D_ROW, 1), N)
+        out_tile(acc, smem, (a + y * ROWS, 1, P_ROW), smem, (b + x, 1, D_ROW), N)
 
     @cuda_kernel
     def forward(o, lse, qkv, T, G, scale):
@@ -1613,19 +1609,20 @@ class Model(Layers):
 
     def backward(self):
         """Walks back along the trajectory, from x[2L] to x[0], and adds the gradients of all
-        weights to g.  d.x is the gradient of the current point.
+        weights to g.
 
-        The adjoint of x[i + 1] = x[i] + f(x[i]):  the gradient of x[i + 1] is also that of f.
-        Adding to it what comes back through f gives the gradient of x[i]."""
+        dx is the gradient of the point that the walk has reached.  At x[i + 1] = x[i] + f(x[i]), it
+        is also the gradient of f, so the layer's products read it.  Adding to it what comes back
+        through f makes it the gradient of x[i]."""
         cfg, p, w, g, a, d = self.cfg, self.p, self.w, self.g, self.a, self.d
         L, T, D, ops = cfg.n_layer, self.shape[1], cfg.head_dim, self.ops
-        df = d.x
+        dx = d.x
 
         def step_backward(i):
-            """d.x, the gradient of x[i + 1], becomes that of x[i]; d.y is the gradient of
+            """dx, the gradient of x[i + 1], becomes that of x[i]; d.y is the gradient of
             rmsnorm(x[i]).  Returns y = rmsnorm(x[i]), which overwrites d.y."""
             x, rstd = self.saved(i)
-            return rmsnorm_backward(d.x, gain_of(g, i), d.y, d.partial, x, gain_of(p, i), rstd)
+            return rmsnorm_backward(dx, gain_of(g, i), d.y, d.partial, x, gain_of(p, i), rstd)
 
         def recompute(i, inside):
             """With --recompute, computes the activations inside a block again."""
@@ -1634,20 +1631,20 @@ class Model(Layers):
                 rmsnorm_again(a.y, x, gain_of(p, i), rstd)
                 inside(i // 2, self.of_layer(i // 2))
 
-        d.x.gpu_data.memset(0, stream=gpu.stream)        # x[2L] is read by the final norm only
+        dx.gpu_data.memset(0, stream=gpu.stream)        # x[2L] is read by the final norm only
         step_backward(2 * L)                 # here d.y is the gradient of the output heads' input
         for l in range(L - 1, -1, -1):
             k = l % self.kept
             recompute(2 * l + 1, self.gate)
-            ops.matmul_dx(d.swiglu, df, w.down[l])
-            ops.matmul_dw(g.down[l], df, a.swiglu[k])
+            ops.matmul_dx(d.swiglu, dx, w.down[l])
+            ops.matmul_dw(g.down[l], dx, a.swiglu[k])
             dgate_up = swiglu_backward(a.gate_up[k], d.swiglu)
             ops.matmul_dx(d.y, dgate_up, w.gate_up[l])
             y = step_backward(2 * l + 1)
             ops.matmul_dw(g.gate_up[l], dgate_up, y)
             recompute(2 * l, self.attend)
-            ops.matmul_dx(d.att, df, w.attn_proj[l])
-            ops.matmul_dw(g.attn_proj[l], df, a.att[k])
+            ops.matmul_dx(d.att, dx, w.attn_proj[l])
+            ops.matmul_dw(g.attn_proj[l], dx, a.att[k])
             ops.attention_backward(d.qkv, d.delta, d.att, a.att[k], a.lse[k], a.qkv[k], self.cos,
                                    self.sin, T, D, self.window)
             if cfg.qk_norm:
@@ -1658,7 +1655,7 @@ class Model(Layers):
             ops.matmul_dx(d.y, d.qkv, w.qkv[l])
             y = step_backward(2 * l)
             ops.matmul_dw(g.qkv[l], d.qkv, y)
-        embedding_backward(g.wte, d.x, self.tokens)      # d.x is that of x[0]
+        embedding_backward(g.wte, dx, self.tokens)
 
     def queue_gradient(self, outputs):
         """Queues all launches of `gradient` for heads 0 to outputs - 1; a graph records them."""
@@ -1994,7 +1991,7 @@ def muon_kernel(W):
 
 def product_of_each(out, a, b):
     """out[z] = a[z] b[z]     out (n, M, N), a (n, M, K), b (n, K, N), any of them transposed"""
-    batched_matmul(*map(as_4d, (out, a, b)))
+    batched_matmul(out, a, b)
 
 def polynomial_of_each(out, x, a, b, c):
     """out[z] = a I + b x[z] + c x[z] x[z]     out, x (n, N, N), symmetric"""

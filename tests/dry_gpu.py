@@ -118,10 +118,9 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         return W
 
     def matmul_kernel(self, out, a, b, add):
-        (Z, H, M, N), K = out.shape, a.shape[3]
-        assert a.shape == (Z, a.shape[1], M, K) and b.shape == (Z, b.shape[1], K, N)
-        assert H % a.shape[1] == 0 == H % b.shape[1]
-        self.runs((tiles(M, 128) * tiles(N, 128), 1, Z * H), (16, 16))
+        (n, M, N), K = out.shape, a.shape[2]
+        assert a.shape == (n, M, K) and b.shape == (n, K, N)
+        self.runs((tiles(M, 128) * tiles(N, 128), 1, n), (16, 16))
         apart(out, a, b)
 
     def wgmma_kernel_kernel(self, map_a, map_b, map_out, semaphores, x, M, N, K, splits):

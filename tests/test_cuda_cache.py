@@ -1,8 +1,10 @@
 """Kernels on disk: found by other processes, and not lost or swapped where two compile at once."""
 import contextlib
+import functools
 import importlib
 import inspect
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from numba.cuda.core import caching
 
 from dry_gpu import SMALL, dry_run, everything, everything_of_a_rank, lowest_rungs
 
+import nanoeuler_cuda as nc
 from nanoeuler_parts.gpu import launches
 from nanoeuler_parts.gpu.place import Place
 from nanoeuler_parts.tensor_cores.ptx import DeviceFunctions
@@ -111,23 +114,34 @@ def functions_of(function, found):
     return found
 
 
-def test_each_file_that_a_kernel_is_made_of_is_in_its_stamp():
-    """An edit of another file would else leave a stale kernel on disk, which computes wrong numbers
-    and says nothing."""
+@functools.cache
+def launched():
+    """[(launch, the functions that its kernel calls)] of all that the GPU program does on Hopper"""
     with dry_run() as device:
         device.gpu.compute_capability = (9, 0)
         everything(SMALL, 2, 64, "bf16")
         everything_of_a_rank(SMALL, 2, 64)
         lowest_rungs()
-    kernels = {x.kernel for x in device.launches}
-    assert len(kernels) > 30
-    files = {function.__code__.co_filename for kernel in kernels
-             for function in functions_of(kernel, set())}
+    called = {kernel: functions_of(kernel, set()) for kernel in {x.kernel for x in device.launches}}
+    assert len(called) > 30
+    return [(x, called[x.kernel]) for x in device.launches]
+
+
+def test_each_file_that_a_kernel_is_made_of_is_in_its_stamp():
+    """An edit of another file would else leave a stale kernel on disk, which computes wrong numbers
+    and says nothing."""
+    files = {function.__code__.co_filename for _, called in launched() for function in called}
     assert {Path(file).name for file in files} >= {"numbers.py", "ptx.py", "tiles.py", "rows.py"}
     assert files <= {*launches.DEVICE_CODE}
-    for kernel in kernels:
-        _, stamp = kernel._cache._cache_file._source_stamp
+    for x, _ in launched():
+        _, stamp = x.kernel._cache._cache_file._source_stamp
         assert stamp == bpe.digest(tuple(launches.DEVICE_CODE))
+
+
+def test_a_kernel_that_sums_over_a_block_of_256_threads_has_so_many():
+    over_block = {nc.block_sum.py_func, nc.block_max.py_func}
+    blocks = [math.prod(x.block) for x, called in launched() if called & over_block]
+    assert len(blocks) > 10 and {*blocks} == {256}
 
 
 def test_the_first_kernel_that_is_compiled_is_noted(tmp_path, capsys):

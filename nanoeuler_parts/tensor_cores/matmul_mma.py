@@ -114,9 +114,9 @@ def mma_operand(of_a, mn):
                              u32(16) if rows * i < rows_left else u32(0))
             row_address += u64(source.strides[0]) * u64(rows)
         if mn:
-            return Cursor(row_address, first.to, first.row + types.int32(BK), first.column)
+            return Cursor(row_address, first.to, types.int32(first.row + BK), first.column)
         return Cursor(first.address + u64(2 * BK), first.to, first.row,
-                      first.column + types.int32(BK))
+                      types.int32(first.column + BK))
 
     @inlined
     def lane_start(mn0):

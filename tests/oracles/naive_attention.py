@@ -52,55 +52,58 @@ def softmax_backward_kernel(ds, p, scale):
 
 
 # Views are made by nc.view: a slice that is not contiguous lets numba-cuda walk over all its rows.
-def heads_of(x, T, D, first=0, heads=None):
-    """Heads from the first on, of x (BT, heads of D columns), as (B, heads, T, D): a view."""
-    BT, width = x.shape
-    heads = width // D - first if heads is None else heads
-    return nc.view(x, first * D, (BT // T, heads, T, D), (T * width, D, width, 1))
+def heads_of(x, T, D, b, first, step, n):
+    """The n heads first, first + step, .. of sequence b of x (BT, heads of D columns): a view
+    (n, T, D)"""
+    width = x.shape[1]
+    return nc.view(x, b * T * width + first * D, (n, T, D), (step * D, width, 1))
 
 
-def split_heads(qkv, T, D, H):
-    """Q (B, H, T, D), K and V (B, G, T, D): views."""
+def maps_of(p, b, first, step):
+    """The same heads of p (B, H, T, T): a view (n, T, T)"""
+    _, H, T, _ = p.shape
+    return nc.view(p, (b * H + first) * T * T, (H // step, T, T), (step * T * T, T, 1))
+
+
+def parts(probs, qkv, D):
+    """For each sequence b, and each r below the number of query heads of a group: (b, r, that
+    number, the r-th query head of every group as a function of an array of heads, K, V)"""
+    B, H, T, _ = probs.shape
     G = (qkv.shape[1] // D - H) // 2
-    return heads_of(qkv, T, D, 0, H), heads_of(qkv, T, D, H, G), heads_of(qkv, T, D, H + G, G)
-
-
-def every(x, first, step):
-    """Heads first, first + step, ... of x (B, H, T, N): a view."""
-    B, H, T, N = x.shape
-    over_b, over_h, over_t, over_n = (stride // x.dtype.itemsize for stride in x.strides)
-    return nc.view(x, first * over_h, (B, -(-(H - first) // step), T, N),
-                   (over_b, step * over_h, over_t, over_n))
+    for b in range(B):
+        k, v = (heads_of(qkv, T, D, b, first, 1, G) for first in (H, H + G))
+        for r in range(H // G):
+            yield b, r, H // G, lambda x, b=b, r=r: heads_of(x, T, D, b, r, H // G, G), k, v
 
 
 def naive_forward(o, probs, qkv, T, D, window=0):
     """P = softmax(Q K^T / sqrt(D)),   O = P V     probs (B, H, T, T)"""
     B, H, _, _ = probs.shape
     scale = nc.number(probs, 1 / math.sqrt(D))
-    q, k, v = split_heads(qkv, T, D, H)
-    nc.batched_matmul(probs, q, nc.transposed(k))
+    for b, r, step, heads, k, _ in parts(probs, qkv, D):
+        nc.batched_matmul(maps_of(probs, b, r, step), heads(qkv), nc.transposed(k))
     grid = nc.cdiv(T, ROW_WARPS), B * H
     nc.launch(softmax_kernel, probs, window or T, scale, grid=grid, block=(WARP, ROW_WARPS))
-    nc.batched_matmul(heads_of(o, T, D), probs, v)
+    for b, r, step, heads, _, v in parts(probs, qkv, D):
+        nc.batched_matmul(heads(o), maps_of(probs, b, r, step), v)
 
 
 def naive_backward(dqkv, dprobs, do, o, probs, qkv, cos, sin, T, D, window=0):
     """dP = dO V^T,   dV = sum P^T dO,   dK = sum dS^T Q,   dQ = dS K: sums over a group's heads.
     The gradient of q and k as they were before RoPE     dprobs (B, H, T, T) is scratch"""
     B, H, _, _ = probs.shape
+    G = (qkv.shape[1] // D - H) // 2
     scale = nc.number(probs, 1 / math.sqrt(D))
-    q, k, v = split_heads(qkv, T, D, H)
-    dq, dk, dv = split_heads(dqkv, T, D, H)
-    do = heads_of(do, T, D)
-    G = k.shape[1]
-    step = H // G                            # query heads of a group, g * step + r of group g
-    nc.batched_matmul(dprobs, do, nc.transposed(v))
+    for b, r, step, heads, _, v in parts(probs, qkv, D):
+        nc.batched_matmul(maps_of(dprobs, b, r, step), heads(do), nc.transposed(v))
     grid = nc.cdiv(T, ROW_WARPS), B * H
     nc.launch(softmax_backward_kernel, dprobs, probs, scale, grid=grid, block=(WARP, ROW_WARPS))
-    for r in range(step):                    # the r-th head of every group at once
-        nc.batched_matmul(dv, nc.transposed(every(probs, r, step)), every(do, r, step), add=r > 0)
-        nc.batched_matmul(dk, nc.transposed(every(dprobs, r, step)), every(q, r, step), add=r > 0)
-    nc.batched_matmul(dq, dprobs, k)
+    for b, r, step, heads, k, _ in parts(probs, qkv, D):
+        dk, dv = (heads_of(dqkv, T, D, b, first, 1, G) for first in (H, H + G))
+        p, ds = (nc.transposed(maps_of(x, b, r, step)) for x in (probs, dprobs))
+        nc.batched_matmul(dv, p, heads(do), add=r > 0)
+        nc.batched_matmul(dk, ds, heads(qkv), add=r > 0)
+        nc.batched_matmul(heads(dqkv), maps_of(dprobs, b, r, step), k)
     nc.rope(dqkv, cos, sin, T, H + G, -1)
 
 
