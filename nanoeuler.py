@@ -49,7 +49,7 @@ Contents
     10   Checkpoint
     11   The program alone
 
-    New to language models?  docs/tour explains them in ten pages, and uses the code of this file.
+    New to language models?  docs/tour explains them, and uses the code of this file.
 
 Shapes  B batch, T tokens, C n_embd, H n_head, G n_kv_head, D head_dim, F n_hidden, V vocab_size,
         L n_layer, P n_mtp; HD = H * D, QKV = (H + 2 G) * D.  An index is mostly the lower-case

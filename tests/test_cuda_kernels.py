@@ -21,6 +21,7 @@ import nanoeuler_cuda as nc
 from nanoeuler_parts.tensor_cores.rows import GROUP, MERGE_FROM, SLICE, TURNS_AT_ONCE, row_product
 from nanoeuler_parts.tensor_cores.steps import heads_per_block
 from nanoeuler_parts.gpu import launches
+from oracles.epilogues import Gated
 
 
 # ---- compiling and assembling
@@ -307,6 +308,21 @@ def test_attention_of_any_head_fits_every_gpu_or_is_refused(itemsize, room):
             assert D > (128 if room > 64 << 10 else 64) and str(D) in str(e)
         else:
             assert k.smem <= k.back_smem <= room and k.rows in (16, 32, 64)
+
+
+@pytest.mark.parametrize("path, capability, archs", [
+    ("mma", (8, 9), [*ARCHS]), ("wgmma", (9, 0), ["sm_90a"])])
+@pytest.mark.timeout(600)
+def test_a_new_epilogue_compiles_for_all_architectures(path, capability, archs):
+    """One class of a test file, and no other definition of the package changes."""
+    with dry_run() as device:
+        device.gpu.compute_capability = capability
+        out, a, b, x = (nc.new(shape, np.uint16)
+                        for shape in ((136, 72), (136, 64), (72, 64), (136, 72)))
+        nc.make_ops(path).product(out, a, b, epilogue=Gated(2.0), x=x)
+        [x] = device.launches
+    assert x.name == f"{path}_kernel_kernel"
+    assert [complaints(x, arch) for arch in archs] == [[]] * len(archs)
 
 
 # ---- tests that cannot fail prove nothing

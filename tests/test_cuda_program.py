@@ -315,7 +315,7 @@ def test_verbs_are_those_of_the_docstring():
     lines, also = (re.findall(x, nc.__doc__, re.M) for x in (line, r"; (\w+) continues$"))
     said = [line.strip() or "test" for line in lines]
     assert len(said) == len(set(said)) and {*said, *also} == set(VERBS) and also == ["tr"]
-    assert len(VERBS) == len(set(VERBS)) == 11
+    assert len(VERBS) == len(set(VERBS)) == 12
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])
@@ -472,7 +472,8 @@ def test_a_fault_of_the_program_is_not_blamed_on_packages(tmp_path):
         "sys.modules[name] = types.ModuleType(name)\n", encoding="utf-8")
     result = gpu("doctor", cwd=tmp_path, env=dict(HIDDEN, PYTHONPATH=str(tmp_path)))
     assert result.returncode == 1 and "Traceback" in result.stderr
-    assert "cannot import name 'ctype'" in result.stderr and "pip install" not in result.stderr
+    assert "ImportError: cannot import name" in result.stderr
+    assert "pip install" not in result.stderr
 
 
 def test_importing_it_without_numba_cuda(without_numba_cuda, tmp_path):

@@ -310,6 +310,7 @@ def test_a_new_epilogue_computes_what_it_says(path):
     """out = 2 silu(x) A B, in bfloat16, at and beyond the edges of tiles"""
     if nc.kernel_path(path) != path:
         pytest.skip(f"this GPU has no {path}")
+    nc.open_device()
     rng = np.random.default_rng(1)
     for M, N, K in (8, 8, 8), (128, 256, 64), (304, 264, 104):
         a, b, x = (to_bf16(rng.standard_normal(shape)) for shape in ((M, K), (N, K), (M, N)))
