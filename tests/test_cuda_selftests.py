@@ -2,18 +2,19 @@
 import contextlib
 import functools
 import itertools
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from dry_gpu import dry_run
-from helpers import TINY
+from helpers import ROOT, TINY
 from hypothesis import given
 from hypothesis import strategies as st
 
 import nanoeuler as ne
 import nanoeuler_cuda as nc
-from nanoeuler_parts.selftests import bounds, cases, gradient, run
+from nanoeuler_parts.selftests import bounds, cases, gradient, ladder, run
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +69,45 @@ def test_what_is_expected_does_not_depend_on_when_it_is_computed(dry):
                 found = case.expected()
                 assert all(np.array_equal(x, y, equal_nan=True)
                            for x, y in zip(found, eager.expected(), strict=True)), name
+
+
+def test_only_the_groups_that_are_asked_for_are_run(dry, monkeypatch, capsys):
+    monkeypatch.setattr(run, "case_groups", lambda quick: dict.fromkeys(("one", "two", "three")))
+    monkeypatch.setattr(run, "group_cases", lambda quick, group, path: {f"of {group}": []})
+    for only, expected in ((), ["one", "two", "three"]), (["three", "one"], ["three", "one"]):
+        assert run.self_tests(only=only) == 0
+        assert re.findall(r"^of (\w+)", capsys.readouterr().out, re.M) == expected
+    with pytest.raises(ne.UserError, match="--only: four is .* one, two, three"):
+        run.self_tests(only=["one", "four"])
+
+
+@pytest.mark.parametrize("capability, rungs", [
+    ((7, 5), "naive tiled"), ((8, 0), "naive tiled one-tile-mma mma"),
+    ((9, 0), "naive tiled one-tile-mma one-tile-wgmma mma wgmma"),
+    ((12, 0), "naive tiled one-tile-mma mma")])
+def test_a_gpu_climbs_as_far_as_it_can(capability, rungs, dry):
+    dry.gpu.compute_capability = capability
+    assert [name for name, rung in ladder.RUNGS.items() if not ladder.reason_against(rung)] == (
+        rungs.split())
+
+
+def test_a_rung_names_its_kernel_and_multiplies(dry):
+    dry.gpu.compute_capability = (9, 0)
+    for name, rung in ladder.RUNGS.items():
+        file, kernel = rung.kernel.split(": ")
+        folder = ROOT if file == "nanoeuler_cuda.py" else ROOT / "nanoeuler_parts"
+        assert f"def {kernel}(" in (folder / file).read_text(encoding="utf-8")
+        dry.launches.clear()
+        rung.make()(*(nc.new((128, 128), np.uint16) for _ in range(3)))
+        [launch] = dry.launches              # a maker's kernel is named after both
+        assert launch.name in (kernel, f"{kernel}_kernel"), name
+
+
+@pytest.mark.parametrize("asked, word", [({"rung": "wmma"}, "expected one of naive, tiled"),
+                                         ({"size": 100}, "--size is 100"), ({"size": 0}, "--size")])
+def test_a_ladder_that_is_none(asked, word, dry):
+    with pytest.raises(ne.UserError, match=word):
+        ladder.ladder(**asked)
 
 
 def test_rounding_is_no_fault(smaller):

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 
+from bpe import need
 from nanoeuler_cuda import DTYPES, free_bytes, has, kernel_path, NAMES, open_device
 from nanoeuler_parts.gpu.processes import processes
 from nanoeuler_parts.selftests.bounds import errors, fault
@@ -15,19 +16,25 @@ from nanoeuler_parts.selftests.ops import (
     add_rope_and_attention_tests, add_swiglu_tests,
 )
 
-def self_tests(quick=False, jobs=1):
+def self_tests(quick=False, jobs=1, only=()):
     """Compares every kernel with its function in nanoeuler.py, for shapes at and beyond the edges
     of tiles.  Each case runs twice and must give the same bits.  Prints one line per kernel, with
     the largest errors of all its shapes.  Returns the exit code.
 
+    only: names of groups, the keys of case_groups; all groups by default
     jobs: number of processes that run cases; 0: one per CPU core, at most 16, as far as the GPU's
     memory allows.  Most of the time is spent compiling kernels, and every process compiles those of
     its cases."""
+    groups = case_groups(quick)
+    for name in only:
+        need(name in groups, f"--only: {name} is no group of self-tests; expected some of "
+             f"{', '.join(groups)}")
+    chosen = only or [*groups]
     jobs = jobs or min(16, os.cpu_count() or 1, 1 + free_bytes() // (2 << 30))
     print("|gpu - cpu| / |cpu| of an output, and of its largest entries\n\n"
           f"{'kernel':<24}shapes" + "".join(f"{NAMES[d]:>19}" for d in DTYPES.values()))
     failed, path = [], kernel_path()
-    tests = {group: group_cases(quick, group, path) for group in case_groups(quick)}
+    tests = {group: group_cases(quick, group, path) for group in chosen}
     with processes(jobs, open_device) as submit:
         # Each type of a case is a job of its own.  The last groups are those of tensor_cores, which
         # take longest: they start first
@@ -81,7 +88,7 @@ def case_groups(quick):
     groups = {"matmul": add_matmul_tests, "embedding": add_embedding_tests,
               "rmsnorm": add_rmsnorm_tests, "attention": add_rope_and_attention_tests,
               "swiglu": add_swiglu_tests, "cross_entropy": add_cross_entropy_tests,
-              "bias, head_norm": add_bias_and_head_norm_tests, "adamw": add_adamw_tests,
+              "bias_head_norm": add_bias_and_head_norm_tests, "adamw": add_adamw_tests,
               "muon": add_muon_tests,
               "decode": add_decode_tests, "ranks": add_rank_tests}
     if kernel_path() != "portable":

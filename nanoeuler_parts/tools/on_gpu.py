@@ -116,6 +116,8 @@ PRESET = arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),
 def test_verb(add):
     add(self_tests,
         arg("--quick", action="store_true", help="skip the largest shapes"),
+        arg("--only", nargs="+", default=(), metavar="GROUP", help="run only these groups of "
+            "tests, for example: matmul attention"),
         arg("--jobs", type=int, default=0, help="number of processes that compile and run the "
             "tests; 0: one per CPU core, at most 16"))
 
