@@ -433,7 +433,7 @@ def register_tile(ROWS, COLS):
         b = cuda.local.array(COLS, acc.dtype)
         for k in range(K):
             for j in range(COLS):
-                b[j] = B[b0 + 16 * j * b_n + k * b_k]
+                b[j] = B[b0 + k * b_k + 16 * j * b_n]
             for i in range(ROWS):
                 a = A[a0 + i * a_m + k * a_k]
                 for j in range(COLS):
