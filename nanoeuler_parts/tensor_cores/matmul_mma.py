@@ -44,8 +44,8 @@ from nanoeuler_parts.tensor_cores.tiles import ldmatrix_columns, ldmatrix_rows, 
 #     k = 32 to 47            k = 48 to 63
 #     k = 48 to 63            k =  0 to 15 of slice s + 1
 #
-# This is about 35 times as fast as the portable kernel, and 0.55 times as fast as cuBLAS.  A block
-# uses 97 KB of shared memory; an RTX 40 allows 99.
+# For products of 4096 x 4096 on an H200, this is 32 times as fast as the portable kernel, and 0.64
+# times as fast as cuBLAS.  A block uses 97 KB of shared memory; an RTX 40 allows 99.
 MMA_TILE = 128                               # rows and columns of a tile of the output
 MMA_STAGES = 3
 MMA_OPERAND_BYTES = np.uint32(2 * MMA_TILE * BK)         # a slice of A, or of B

@@ -222,8 +222,8 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric):
         warpgroup, stage, parity = warpgroup_id(), u32(0), u32(0)
         if leads_block():
             for i in range(STAGES):
-                mbarrier_init(full + u32(MBARRIER_BYTES * i), FULL_ARRIVALS)
-                mbarrier_init(empty + u32(MBARRIER_BYTES * i), EMPTY_ARRIVALS)
+                mbarrier_init(pipeline.barrier(full, i), FULL_ARRIVALS)
+                mbarrier_init(pipeline.barrier(empty, i), EMPTY_ARRIVALS)
             mbarrier_fence()
         if leads_warpgroup():
             map_fence(global_address(map_a))
