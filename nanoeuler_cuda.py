@@ -25,14 +25,15 @@ them.
 
 This file is a complete engine in plain Numba, in float32, in float64, and in bfloat16 on GPUs that
 support it (Ampere and newer).  To read it, you need to know CUDA's threads and blocks; section 3
-explains how the 32 threads of a warp exchange numbers.  Three folders of nanoeuler_parts belong to
+explains how the 32 threads of a warp exchange numbers.  Four folders of nanoeuler_parts belong to
 it.  Read them in this order:
 
     gpu/           launches, graphs and number types; this file uses them from section 1 on
-    tensor_cores/  the same matrix products and the same attention, in bfloat16 on tensor cores, and
-                   a faster decoder.  `make_ops` in 5 and `Decoder` in 9 choose them if the GPU has
-                   tensor cores.  Without this folder, this file is slower and computes the same up
-                   to rounding.
+    tensor_cores/  the same matrix products and the same attention, in bfloat16 on tensor cores.
+                   `make_ops` in 5 chooses them if the GPU has tensor cores.  Without this folder,
+                   this file is slower and computes the same up to rounding.
+    decode/        a faster decoder on tensor cores, which `Decoder` in 9 chooses.  Without this
+                   folder, generation is slower.
     ranks/         data-parallel training on several GPUs
 
 Contents
@@ -175,19 +176,17 @@ def note_once(text):
     """Prints a note to stderr, unless this process has printed it before."""
     print(f"note: {text}", file=sys.stderr)
 
-TensorCores = namedtuple("TensorCores", "ops steps")
-
 @functools.cache
 def tensor_cores():
-    """Returns the modules of nanoeuler_parts/tensor_cores, or None if the folder is missing."""
+    """Returns the module nanoeuler_parts/tensor_cores/ops.py, or None if the folder is missing."""
     try:
-        from nanoeuler_parts.tensor_cores import ops, steps
+        from nanoeuler_parts.tensor_cores import ops
     except ModuleNotFoundError as e:
         if not (e.name or "").startswith("nanoeuler_parts.tensor_cores"):
             raise
         note_once("nanoeuler_parts/tensor_cores is missing, so products and attention are slower")
         return None
-    return TensorCores(ops, steps)
+    return ops
 
 def kernel_path(top=PATHS[-1]):
     """Returns the fastest of PATHS (portable, mma, wgmma) that this GPU supports, up to `top`."""
@@ -1250,7 +1249,7 @@ class Ops:
 def make_ops(top=PATHS[-1]):
     """Returns the Ops of the fastest path that this GPU supports, up to `top`."""
     path = kernel_path(top)
-    return Ops() if path == "portable" else tensor_cores().ops.TensorOps(path)
+    return Ops() if path == "portable" else tensor_cores().TensorOps(path)
 
 # columns: a slice of the columns of the logits.  w (columns, C): the matrix that computes them from
 # y.  dw: the gradient of w
@@ -1274,7 +1273,7 @@ class Layers:
 
         x[i + 1] = x[i] + f(y),  y = rmsnorm(x[i])     f is attention if i is even, else SwiGLU
 
-    Model trains with these layers.  Decoder (9) and Prompts of tensor_cores/steps.py generate with
+    Model trains with these layers.  Decoder (9) and Prompts of decode/steps.py generate with
     them.  The three define what differs:
 
     cfg, ops            the Config and the Ops
@@ -2060,7 +2059,7 @@ class Decoder(Layers, ne.Decoder):
     """nanoeuler.Decoder with its KV cache on the device.  It computes the rows of a step one by
     one, with one graph launch per token.
 
-    For bfloat16 matrices, `Decoder(..)` returns the faster decoder of tensor_cores/steps.py, if
+    For bfloat16 matrices, `Decoder(..)` returns the faster decoder of decode/steps.py, if
     tensor cores support a model of this shape."""
     rows_are_cheap = samples_itself = False
     formats, fastest = ("f32", "bf16"), "f32"
@@ -2072,7 +2071,7 @@ class Decoder(Layers, ne.Decoder):
     def __new__(cls, cfg, flat=None, weights="f32", slots=1, length=0, top=PATHS[-1]):
         open_device()
         if cls is Decoder and weights in ("", "bf16") and not rows_refused(cfg, top):
-            cls = tensor_cores().steps.RowsDecoder       # a subclass, so Python calls its __init__
+            cls = fast_decoder().RowsDecoder             # a subclass, so Python calls its __init__
         decoder = object.__new__(cls)
         decoder.top = top
         return decoder
@@ -2193,13 +2192,28 @@ class Decoder(Layers, ne.Decoder):
         self.graph(self.queue)
         return to_host(self.device_logits)
 
+@functools.cache
+def fast_decoder():
+    """Returns the module nanoeuler_parts/decode/steps.py, or None if the folder is missing.  It
+    needs tensor_cores."""
+    try:
+        from nanoeuler_parts.decode import steps
+    except ModuleNotFoundError as e:
+        if not (e.name or "").startswith("nanoeuler_parts.decode"):
+            raise
+        note_once("nanoeuler_parts/decode is missing, so generation is slower")
+        return None
+    return steps
+
 def rows_refused(cfg, top=PATHS[-1]):
     """Returns why tensor cores cannot decode a model of this shape in bfloat16, or "" """
     if not tensor_cores():
         return "nanoeuler_parts/tensor_cores is missing"
+    if not fast_decoder():
+        return "nanoeuler_parts/decode is missing"
     if kernel_path(top) == "portable":
         return "--matmul is portable, or the GPU is older than capability 8.0"
-    return tensor_cores().steps.refused(cfg, kernel_path(top) == "wgmma")
+    return fast_decoder().refused(cfg, kernel_path(top) == "wgmma")
 
 # ==== 10 Command line ====
 # nanoeuler_parts/tools/on_gpu.py declares the verbs and their flags.

@@ -25,10 +25,11 @@ import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.gpu import launches
 from nanoeuler_parts.ranks import engine
-from nanoeuler_parts.tensor_cores import ptx, steps
+from nanoeuler_parts.decode import steps
+from nanoeuler_parts.tensor_cores import ptx
 from nanoeuler_parts.tensor_cores.attention import tensor_attention
 from nanoeuler_parts.tensor_cores.matmul import MMA_SMEM, WGMMA_SMEM
-from nanoeuler_parts.tensor_cores.rows import AT_ONCE, BY_ROWS, GROUP, keys_per_split, weight_stride
+from nanoeuler_parts.decode.products import AT_ONCE, BY_ROWS, GROUP, keys_per_split, weight_stride
 from nanoeuler_parts.tensor_cores.tiles import ONE_TILE_SMEM, one_tile_matmul
 from oracles.naive_attention import NaiveModel
 
@@ -391,7 +392,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         apart(partial, qk, rstd)
 
     def rows_of(self, rows, *arrays):
-        """What the kernels of rows.py share: rows of whole vectors."""
+        """What the kernels of a step share: rows of whole vectors."""
         assert rows.shape == (5, AT_ONCE) and rows.dtype == np.int32
         assert all(extent(x)[0] % 16 == 0 for x in arrays)
 

@@ -121,7 +121,8 @@ def test_each_file_that_a_kernel_is_made_of_is_in_its_stamp():
     assert len(kernels) > 30
     files = {function.__code__.co_filename for kernel in kernels
              for function in functions_of(kernel, set())}
-    assert {Path(file).name for file in files} >= {"numbers.py", "ptx.py", "tiles.py", "rows.py"}
+    assert {Path(file).name for file in files} >= {
+        "numbers.py", "ptx.py", "tiles.py", "products.py", "steps.py"}
     assert files <= {*launches.DEVICE_CODE}
     for kernel in kernels:
         _, stamp = kernel._cache._cache_file._source_stamp

@@ -1,4 +1,4 @@
-"""The self-tests of the kernels of tensor_cores/, except products and attention.
+"""The self-tests of the kernels of decode/ and tensor_cores/, except products and attention.
 
 ops.py covers products and attention: it tests the Ops that make_ops returns.
 """
@@ -11,14 +11,14 @@ import numpy as np
 
 import nanoeuler as ne
 from nanoeuler_cuda import Decoder, kernel_path, new, PATHS, to_device
+from nanoeuler_parts.decode.products import (
+    AT_ONCE, BY_ROWS, choose_kernel, COUNTS, DRAW_FIELDS, N_WANTED, RING,
+)
+from nanoeuler_parts.decode.steps import copy_slot_kernel
 from nanoeuler_parts.gpu.launches import launch
 from nanoeuler_parts.selftests.bounds import as_sum
 from nanoeuler_parts.selftests.cases import nearest_bf16
 from nanoeuler_parts.selftests.ops import expected_logits
-from nanoeuler_parts.tensor_cores.rows import (
-    AT_ONCE, BY_ROWS, choose_kernel, COUNTS, DRAW_FIELDS, N_WANTED, RING,
-)
-from nanoeuler_parts.tensor_cores.steps import copy_slot_kernel
 from nanoeuler_parts.tensor_cores.tiles import one_tile_matmul
 
 def add_one_tile_tests(ops):

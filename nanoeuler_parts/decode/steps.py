@@ -38,7 +38,7 @@ from nanoeuler_parts.chat.sampling import Sampling
 from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.gpu.launches import cuda_kernel, gpu, Graph, launch, ok, overlapping
 from nanoeuler_parts.gpu.numbers import LOG2E, value
-from nanoeuler_parts.tensor_cores.rows import (
+from nanoeuler_parts.decode.products import (
     advance_kernel, AT_ONCE, attend_kernel, BY_ROWS, choose_kernel, COUNTS, DRAW_FIELDS, GROUP,
     keys_per_split, MERGE_FROM, N_ROWS, N_WANTED, product_kernels, product_smem, take_kernel,
     tiles_per_block, TURNS_AT_ONCE,
