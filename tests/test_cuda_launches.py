@@ -24,7 +24,7 @@ import nanoeuler_cuda as nc
 from nanoeuler_parts.selftests.run import all_cases
 from nanoeuler_parts.decode import steps
 from nanoeuler_parts.tensor_cores.ops import SEMAPHORES
-from nanoeuler_parts.decode.products import MERGE_FROM, TURNS_AT_ONCE, keys_per_split
+from nanoeuler_parts.decode.products import keys_per_split, MERGE_FROM, TURNS_AT_ONCE
 from nanoeuler_parts.decode.steps import whole_smem
 from nanoeuler_parts.gpu import launches
 

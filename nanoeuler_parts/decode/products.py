@@ -11,11 +11,14 @@ from numba.cuda.libdevice import fast_fdividef, float_as_int, fmul_rn, rsqrtf
 
 import nanoeuler as ne
 from nanoeuler_cuda import ALL, block_max, block_sum, cdiv, filled, quad_sum, WARP
+from nanoeuler_parts.decode.table import (
+    AT_ONCE, COUNTS, FIRST_LINE, N_ROWS, N_WANTED, POSITION, RING, SLOT, table_entry, WANTED,
+)
 from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, made_once
-from nanoeuler_parts.gpu.numbers import exp, exp2, f32, f64, i32, i64, u32, u64, value, vector
+from nanoeuler_parts.gpu.numbers import exp, exp2, f32, f64, i32, i64, u32, u64, vector
 from nanoeuler_parts.tensor_cores.ptx import (
     after_previous, at_once, bulk_copy, bulk_prefetch, DeviceFunctions, global_address, lane_id,
-    let_next_start, load_four, load_four_shared, load_relaxed, load_relaxed_f64, lower_half,
+    load_four, load_four_shared, load_relaxed_f64, lower_half,
     mbarrier_expect, mbarrier_fence, mbarrier_init, mbarrier_wait, pack_bf16, shared_address,
     thread_id, upper_half, warp_id,
 )
@@ -90,13 +93,8 @@ from nanoeuler_parts.tensor_cores.tiles import mma
 #     squares    (8, rows): each warp's share of the sum of squares of each row, for RMSNorm
 #     table      a copy of `rows`
 #     barrier    the mbarrier that counts the bytes of the copies
-GROUP, AT_ONCE = 8, 64                       # rows per `mma`; most rows per step
+GROUP = 8                                    # rows per `mma`
 BY_ROWS = AT_ONCE                            # longest beginning of a slot that is read by rows
-# Fields of the table `rows` (5, AT_ONCE) int32.  WANTED lists the rows whose logits are requested.
-TOKEN, SLOT, POSITION, WANTED, COUNTS = range(5)
-# Entries of COUNTS.  FIRST_LINE: where the lines of these rows begin in `out`.  RING, 0 or 1: which
-# half of `draws` and `ids` belongs to this step.
-N_ROWS, N_WANTED, FIRST_LINE, RING = range(4)
 SLICE = 32                                   # numbers of K per warp and turn: 8 per lane of a quad
 MERGE_FROM = 4                               # number of rows from which `merge` pays
 # Groups of rows per block -> turns whose x is loaded together.  With four groups, the sums need the
@@ -126,12 +124,6 @@ def own_row():
     """Returns the row of x, and of each tile of W, that this lane reads.  A quad of lanes shares
     one."""
     return lane_id() >> u32(2)
-
-@inlined
-def table_entry(rows, field, i):
-    """Returns rows[field, i], read from L2: the L1 cache of an SM may hold an older table."""
-    at = u32(field * AT_ONCE) + u32(i)
-    return types.int32(load_relaxed(global_address(rows) + u64(4) * u64(at)))
 
 @inlined
 def draw_field(draws, i):
@@ -686,22 +678,6 @@ def attend_kernel(D, HEADS, BLOCKS, hopper):
                 i += u32(256)
     return attend
 
-@made_once
-def take_kernel(hopper):
-    """Makes `take`, the first kernel of a step."""
-    start_next = let_next_start if hopper else at_once
-
-    @cuda_kernel
-    def take(x, rows, wte):
-        """x[r] = wte[token of row r]     one block of 128 threads per row
-        x (AT_ONCE, C), rows (5, AT_ONCE), wte: (V, C) bf16, or another matrix of any type"""
-        r = cuda.blockIdx.x
-        start_next()                         # the next kernel may request its weights
-        if r < rows[COUNTS, N_ROWS]:
-            for c in range(cuda.threadIdx.x, x.shape[1], 128):
-                x[r, c] = value(wte[rows[TOKEN, r], c])
-    return take
-
 # ---- sampling tokens
 # `choose` samples as nanoeuler.sample does, with one block per line of logits, in float64 and with
 # the host's random number.  So one seed gives the same tokens on the CPU and here, as long as the
@@ -843,15 +819,3 @@ def choose_kernel(hopper):
                 ids[ring, line], latest[block] = token[0], token[0]
     return choose
 
-@cuda_kernel
-def advance_kernel(rows, latest):
-    """Turns the table of a step into that of the next step, in which each text continues with the
-    token that was sampled for it.  latest[r] is the next token of row r, so the first step must
-    have requested the logits of all its rows.
-    AT_ONCE threads     latest (AT_ONCE,): the sampled tokens"""
-    r = cuda.threadIdx.x
-    if r < rows[COUNTS, N_ROWS]:
-        rows[TOKEN, r] = max(latest[r], 0)
-        rows[POSITION, r] += 1
-    if r == 0:
-        rows[COUNTS, RING] ^= 1

@@ -25,7 +25,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-from cuda.bindings import driver
 from numba import cuda
 
 import nanoeuler as ne
@@ -36,12 +35,14 @@ from nanoeuler_cuda import (
 )
 from nanoeuler_parts.chat.sampling import Sampling
 from nanoeuler_parts.files.printing import counted
-from nanoeuler_parts.gpu.launches import cuda_kernel, gpu, Graph, launch, ok, overlapping
+from nanoeuler_parts.gpu.launches import cuda_kernel, gpu, Graph, launch, overlapping
 from nanoeuler_parts.gpu.numbers import LOG2E, value
 from nanoeuler_parts.decode.products import (
-    advance_kernel, AT_ONCE, attend_kernel, BY_ROWS, choose_kernel, COUNTS, DRAW_FIELDS, GROUP,
-    keys_per_split, MERGE_FROM, N_ROWS, N_WANTED, product_kernels, product_smem, take_kernel,
-    tiles_per_block, TURNS_AT_ONCE,
+    attend_kernel, BY_ROWS, choose_kernel, DRAW_FIELDS, GROUP, keys_per_split, MERGE_FROM,
+    product_kernels, product_smem, tiles_per_block, TURNS_AT_ONCE,
+)
+from nanoeuler_parts.decode.table import (
+    advance_kernel, AT_ONCE, copy_row, COUNTS, download, N_ROWS, N_WANTED, take_kernel, upload,
 )
 
 def heads_per_block(H, G):
@@ -104,23 +105,6 @@ def rows_smem(size, groups, hopper):
         (2, size.C), (1, size.HD), (1, size.F)))
     return RowsSmem(of(2, size.C, True), of(1, size.HD) + GROUP * 4 * (size.HD + 4),
                     of(of_att, size.HD), of(of_x, size.C, True), of(of_swiglu, size.F))
-
-def upload(x, staged):
-    """Queues a copy of pinned memory to the beginning of a device array.  Faster than Numba's
-    copy_to_device, which checks both arrays first."""
-    ok(driver.cuMemcpyHtoDAsync(int(x.gpu_data.device_pointer), staged.ctypes.data, staged.nbytes,
-                                int(gpu.stream.handle)))
-
-def download(staged, x):
-    """Queues a copy of the beginning of a device array to pinned memory."""
-    ok(driver.cuMemcpyDtoHAsync(staged.ctypes.data, int(x.gpu_data.device_pointer), staged.nbytes,
-                                int(gpu.stream.handle)))
-
-def copy_row(x, out, start):
-    """Queues a copy of x.shape[1] numbers of `out`, from index `start`, to the first row of x."""
-    ok(driver.cuMemcpyDtoDAsync(int(x.gpu_data.device_pointer),
-                                int(out.gpu_data.device_pointer) + start * out.dtype.itemsize,
-                                x.shape[1] * x.dtype.itemsize, int(gpu.stream.handle)))
 
 # Groups of rows per block.  qkv_gate_up: of these two kernels; others: of proj, down and
 # logits.  The number of groups does not change the bits of the results.

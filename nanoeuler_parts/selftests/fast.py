@@ -11,10 +11,9 @@ import numpy as np
 
 import nanoeuler as ne
 from nanoeuler_cuda import Decoder, kernel_path, new, PATHS, to_device
-from nanoeuler_parts.decode.products import (
-    AT_ONCE, BY_ROWS, choose_kernel, COUNTS, DRAW_FIELDS, N_WANTED, RING,
-)
+from nanoeuler_parts.decode.products import BY_ROWS, choose_kernel, DRAW_FIELDS
 from nanoeuler_parts.decode.steps import copy_slot_kernel
+from nanoeuler_parts.decode.table import AT_ONCE, COUNTS, N_WANTED, RING
 from nanoeuler_parts.gpu.launches import launch
 from nanoeuler_parts.selftests.bounds import as_sum
 from nanoeuler_parts.selftests.cases import nearest_bf16
