@@ -38,9 +38,10 @@ from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.gpu.launches import cuda_kernel, gpu, Graph, launch, overlapping
 from nanoeuler_parts.gpu.numbers import LOG2E, value
 from nanoeuler_parts.decode.products import (
-    attend_kernel, BY_ROWS, choose_kernel, DRAW_FIELDS, GROUP, keys_per_split, MERGE_FROM,
-    product_kernels, product_smem, tiles_per_block, TURNS_AT_ONCE,
+    attend_kernel, BY_ROWS, GROUP, keys_per_split, MERGE_FROM, product_kernels, product_smem,
+    tiles_per_block, TURNS_AT_ONCE,
 )
+from nanoeuler_parts.decode.sampling import choose_kernel, DRAW_FIELDS
 from nanoeuler_parts.decode.table import (
     advance_kernel, AT_ONCE, copy_row, COUNTS, download, N_ROWS, N_WANTED, take_kernel, upload,
 )
