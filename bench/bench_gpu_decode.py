@@ -25,7 +25,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.gpu.launches import overlapping
-from nanoeuler_parts.decode.products import BY_ROWS, keys_per_split
+from nanoeuler_parts.decode.attend import keys_per_split
+from nanoeuler_parts.decode.products import BY_ROWS
 from nanoeuler_parts.decode.steps import power_of_two, StepKind
 from nanoeuler_parts.decode.table import AT_ONCE
 

@@ -29,7 +29,8 @@ from nanoeuler_parts.decode import steps
 from nanoeuler_parts.tensor_cores import ptx
 from nanoeuler_parts.tensor_cores.attention import tensor_attention
 from nanoeuler_parts.tensor_cores.matmul import MMA_SMEM, WGMMA_SMEM
-from nanoeuler_parts.decode.products import BY_ROWS, GROUP, keys_per_split, weight_stride
+from nanoeuler_parts.decode.attend import keys_per_split
+from nanoeuler_parts.decode.products import BY_ROWS, GROUP, weight_stride
 from nanoeuler_parts.decode.table import AT_ONCE
 from nanoeuler_parts.tensor_cores.tiles import ONE_TILE_SMEM, one_tile_matmul
 from oracles.naive_attention import NaiveModel

@@ -18,8 +18,8 @@ from numba import cuda, types
 from numba.cuda import compiler
 
 import nanoeuler_cuda as nc
+from nanoeuler_parts.decode.attend import heads_per_block
 from nanoeuler_parts.decode.products import GROUP, MERGE_FROM, row_product, SLICE, TURNS_AT_ONCE
-from nanoeuler_parts.decode.steps import heads_per_block
 from nanoeuler_parts.gpu import launches
 
 

@@ -24,7 +24,8 @@ import nanoeuler_cuda as nc
 from nanoeuler_parts.selftests.run import all_cases
 from nanoeuler_parts.decode import steps
 from nanoeuler_parts.tensor_cores.ops import SEMAPHORES
-from nanoeuler_parts.decode.products import keys_per_split, MERGE_FROM, TURNS_AT_ONCE
+from nanoeuler_parts.decode.attend import heads_per_block, keys_per_split
+from nanoeuler_parts.decode.products import MERGE_FROM, TURNS_AT_ONCE
 from nanoeuler_parts.decode.steps import whole_smem
 from nanoeuler_parts.gpu import launches
 
@@ -765,7 +766,7 @@ def test_the_kernels_of_rows_are_the_ops_of_the_layers(rows, dry, monkeypatch):
 @pytest.mark.parametrize("H, G, heads", [(12, 4, 3), (8, 1, 4), (14, 2, 7), (5, 1, 5), (9, 9, 1),
                                          (22, 2, 1), (16, 2, 4)])
 def test_heads_that_share_keys_share_a_block(H, G, heads):
-    assert steps.heads_per_block(H, G) == heads
+    assert heads_per_block(H, G) == heads
 
 
 # ---- without nanoeuler_parts/tensor_cores

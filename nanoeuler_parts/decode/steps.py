@@ -37,20 +37,14 @@ from nanoeuler_parts.chat.sampling import Sampling
 from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.gpu.launches import cuda_kernel, gpu, Graph, launch, overlapping
 from nanoeuler_parts.gpu.numbers import LOG2E, value
+from nanoeuler_parts.decode.attend import attend_kernel, heads_per_block, keys_per_split
 from nanoeuler_parts.decode.products import (
-    attend_kernel, BY_ROWS, GROUP, keys_per_split, MERGE_FROM, product_kernels, product_smem,
-    tiles_per_block, TURNS_AT_ONCE,
+    BY_ROWS, GROUP, MERGE_FROM, product_kernels, product_smem, tiles_per_block, TURNS_AT_ONCE,
 )
 from nanoeuler_parts.decode.sampling import choose_kernel, DRAW_FIELDS
 from nanoeuler_parts.decode.table import (
     advance_kernel, AT_ONCE, copy_row, COUNTS, download, N_ROWS, N_WANTED, take_kernel, upload,
 )
-
-def heads_per_block(H, G):
-    """Returns how many of the H / G query heads that share keys one block takes: all of five or
-    seven, otherwise the largest divisor of H / G up to four."""
-    share = H // G
-    return share if share in (5, 7) else max(n for n in range(1, 5) if share % n == 0)
 
 def refused(cfg, hopper):
     """Returns why RowSteps cannot run a model of this shape in bfloat16, or "" if it can.
