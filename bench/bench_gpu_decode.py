@@ -26,8 +26,8 @@ import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.gpu.launches import overlapping
 from nanoeuler_parts.decode.attend import keys_per_split
-from nanoeuler_parts.decode.products import BY_ROWS
-from nanoeuler_parts.decode.steps import power_of_two, StepKind
+from nanoeuler_parts.decode.prompts import BY_ROWS, power_of_two
+from nanoeuler_parts.decode.steps import StepKind
 from nanoeuler_parts.decode.table import AT_ONCE
 
 def median_ms(call, n=3):

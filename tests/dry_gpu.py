@@ -25,12 +25,13 @@ import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.gpu import launches
 from nanoeuler_parts.ranks import engine
-from nanoeuler_parts.decode import steps
+from nanoeuler_parts.decode import prompts, steps
 from nanoeuler_parts.tensor_cores import ptx
 from nanoeuler_parts.tensor_cores.attention import tensor_attention
 from nanoeuler_parts.tensor_cores.matmul import MMA_SMEM, WGMMA_SMEM
 from nanoeuler_parts.decode.attend import keys_per_split
-from nanoeuler_parts.decode.products import BY_ROWS, GROUP, weight_stride
+from nanoeuler_parts.decode.products import GROUP, weight_stride
+from nanoeuler_parts.decode.prompts import BY_ROWS
 from nanoeuler_parts.decode.table import AT_ONCE
 from nanoeuler_parts.tensor_cores.tiles import ONE_TILE_SMEM, one_tile_matmul
 from oracles.naive_attention import NaiveModel
@@ -602,7 +603,8 @@ def dry_run(total=1 << 50):
                 (cuda, "current_context", lambda *_: context),
                 (cuda, "get_current_device", lambda: device.gpu),
                 (ptx, "tensor_map", device.tensor_map),
-                (steps, "upload", upload), (steps, "download", lambda staged, x: upload(x, staged)),
+                (steps, "upload", upload), (prompts, "upload", upload),
+                (steps, "download", lambda staged, x: upload(x, staged)),
                 (steps, "copy_row", copy_row),
                 (sys.modules["numba.cuda.cudadrv.devices"], "get_context", lambda *_: context),
                 (nc.gpu, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),

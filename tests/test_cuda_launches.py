@@ -26,6 +26,7 @@ from nanoeuler_parts.decode import steps
 from nanoeuler_parts.tensor_cores.ops import SEMAPHORES
 from nanoeuler_parts.decode.attend import heads_per_block, keys_per_split
 from nanoeuler_parts.decode.products import MERGE_FROM, TURNS_AT_ONCE
+from nanoeuler_parts.decode.prompts import Prompts
 from nanoeuler_parts.decode.steps import whole_smem
 from nanoeuler_parts.gpu import launches
 
@@ -757,7 +758,7 @@ def test_the_kernels_of_rows_are_the_ops_of_the_layers(rows, dry, monkeypatch):
                      ("swiglu_forward", lambda y, gate_up: note("swiglu"))):
         monkeypatch.setattr(nc, name, op)
     ops = SimpleNamespace(matmul=lambda out, x, w: note("matmul", address(w)))
-    prompts = steps.Prompts(steps_, T, ops)
+    prompts = Prompts(steps_, T, ops)
     prompts.attention = lambda l, b: note("attention", address(steps_.kc[l]))
     prompts.queue(T)
     assert done == fused and len(done) == 2 * 11 + 1

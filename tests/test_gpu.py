@@ -18,7 +18,7 @@ import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.tools import on_gpu
 from nanoeuler_parts.selftests.bounds import errors, relative_error
-from nanoeuler_parts.decode.products import BY_ROWS
+from nanoeuler_parts.decode.prompts import BY_ROWS
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
 from oracles import naive

@@ -74,12 +74,6 @@ from nanoeuler_parts.tensor_cores.tiles import mma
 # Ahead     If tokens are sampled on the GPU and every text continues, the next step is queued
 #           before the host has read the tokens of the current one.  `advance_kernel` makes its
 #           table on the GPU, so the GPU does not wait for the host.
-# Prompts   If more than BY_ROWS tokens begin a slot, they are read as one sequence, as in training.
-#           Mostly they are a prompt, or the half of its tokens that a full slot keeps.  Then the
-#           activations between kernels are bfloat16, as in PyTorch, and keys and values are rounded
-#           to it.  The bits depend on the tokens up to a position, not on the length.  So a prompt
-#           differs from the same text read token by token, by bfloat16 rounding.  It gives the same
-#           bits alone, in a batch, with drafts, and in pieces (RowsDecoder.read_pieces).
 #
 # Shared memory of a block that multiplies.  On Hopper, the first two are dynamic, and the copy
 # engine fills W and gain.  Elsewhere, only att is dynamic, and W and gain are read from memory:
@@ -92,7 +86,6 @@ from nanoeuler_parts.tensor_cores.tiles import mma
 #     table      a copy of `rows`
 #     barrier    the mbarrier that counts the bytes of the copies
 GROUP = 8                                    # rows per `mma`
-BY_ROWS = AT_ONCE                            # longest beginning of a slot that is read by rows
 SLICE = 32                                   # numbers of K per warp and turn: 8 per lane of a quad
 MERGE_FROM = 4                               # number of rows from which `merge` pays
 # Groups of rows per block -> turns whose x is loaded together.  With four groups, the sums need the

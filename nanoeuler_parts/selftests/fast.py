@@ -11,7 +11,7 @@ import numpy as np
 
 import nanoeuler as ne
 from nanoeuler_cuda import Decoder, kernel_path, new, PATHS, to_device
-from nanoeuler_parts.decode.products import BY_ROWS
+from nanoeuler_parts.decode.prompts import BY_ROWS
 from nanoeuler_parts.decode.sampling import choose_kernel, DRAW_FIELDS
 from nanoeuler_parts.decode.steps import copy_slot_kernel
 from nanoeuler_parts.decode.table import AT_ONCE, COUNTS, N_WANTED, RING
