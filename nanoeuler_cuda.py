@@ -1273,7 +1273,7 @@ class Layers:
 
         x[i + 1] = x[i] + f(y),  y = rmsnorm(x[i])     f is attention if i is even, else SwiGLU
 
-    Model trains with these layers.  Decoder (9) and Prompts of decode/steps.py generate with
+    Model trains with these layers.  Decoder (9) and Prompts of decode/prompts.py generate with
     them.  The three define what differs:
 
     cfg, ops            the Config and the Ops
@@ -2059,7 +2059,7 @@ class Decoder(Layers, ne.Decoder):
     """nanoeuler.Decoder with its KV cache on the device.  It computes the rows of a step one by
     one, with one graph launch per token.
 
-    For bfloat16 matrices, `Decoder(..)` returns the faster decoder of decode/steps.py, if
+    For bfloat16 matrices, `Decoder(..)` returns the faster decoder of decode/decoder.py, if
     tensor cores support a model of this shape."""
     rows_are_cheap = samples_itself = False
     formats, fastest = ("f32", "bf16"), "f32"
@@ -2194,16 +2194,16 @@ class Decoder(Layers, ne.Decoder):
 
 @functools.cache
 def fast_decoder():
-    """Returns the module nanoeuler_parts/decode/steps.py, or None if the folder is missing.  It
+    """Returns the module nanoeuler_parts/decode/decoder.py, or None if the folder is missing.  It
     needs tensor_cores."""
     try:
-        from nanoeuler_parts.decode import steps
+        from nanoeuler_parts.decode import decoder
     except ModuleNotFoundError as e:
         if not (e.name or "").startswith("nanoeuler_parts.decode"):
             raise
         note_once("nanoeuler_parts/decode is missing, so generation is slower")
         return None
-    return steps
+    return decoder
 
 def rows_refused(cfg, top=PATHS[-1]):
     """Returns why tensor cores cannot decode a model of this shape in bfloat16, or "" """

@@ -25,9 +25,8 @@ from nanoeuler_parts.selftests.run import all_cases
 from nanoeuler_parts.decode import steps
 from nanoeuler_parts.tensor_cores.ops import SEMAPHORES
 from nanoeuler_parts.decode.attend import heads_per_block, keys_per_split
-from nanoeuler_parts.decode.products import MERGE_FROM, TURNS_AT_ONCE
+from nanoeuler_parts.decode.products import MERGE_FROM, TURNS_AT_ONCE, whole_smem
 from nanoeuler_parts.decode.prompts import Prompts
-from nanoeuler_parts.decode.steps import whole_smem
 from nanoeuler_parts.gpu import launches
 
 pytestmark = pytest.mark.usefixtures("old_objects_are_no_garbage")

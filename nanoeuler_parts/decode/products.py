@@ -1,6 +1,36 @@
-"""The kernels of a decoder's step: up to 64 rows through all layers, with bfloat16 matrices.
+"""Products of a few rows with the matrices of a layer: qkv, proj, gate_up, down and logits.
 
-steps.py launches them and records them as CUDA graphs.
+A block reads its rows of W once for 1, 2 or 4 groups of GROUP rows of x.  Further groups belong to
+other blocks, along y of the grid, which find W in L2.  Blocks of gate_up and logits take half as
+many columns as decode/__init__.py says if W's rows are too long for shared memory.  Blocks of down
+take twice as many for many rows.
+
+Product   A block multiplies x by one to four tiles of 8 rows of W.  K is cut into slices of SLICE
+          numbers.  In turn t, warp w of the eight takes slice 8 t + w.  A lane loads 8 neighbours
+          (16 bytes) of a row of W, and the same 8 of a row of x.  `mma` multiplies them:  x is
+          its A, (16, 16), and W its B, (16, 8).  The k of a product may be in any order, as long
+          as it is the same in A and B.
+Rounding  x is float32, but mma takes bfloat16, which has 8 bits.  So x is split into two bfloat16
+          numbers, which hold 17 of its 24 bits.  hi is the nearest to x, and fills rows 0 to 7
+          of A.  mid is the nearest to x - hi, and fills rows 8 to 15.  The multiplied number
+          differs from x by at most 2^-17 of x.  Sums are float32.
+Copies    On Hopper, the copy engine (TMA) brings a block's rows of W into shared memory.  A kernel
+          requests them before it waits for the previous kernel, so they arrive while that one
+          computes.  On other GPUs, kernels load W into registers.
+Splits    Each block of proj merges the splits of `attend` for all rows.  From MERGE_FROM rows, one
+          more kernel is faster: `merge` merges the splits once, and `down`, compiled for other
+          sizes, does the rest of proj.
+
+Shared memory of a block.  On Hopper, the first two are dynamic, and the copy engine fills W and
+gain.  Elsewhere, only att is dynamic, and W and gain are read from memory:
+
+    W          8 rows per tile, weight_stride(K) bytes apart
+    gain       K float32, the gain of the RMSNorm, if x is normed; in proj, att of up to GROUP
+               rows lies here instead, ATT_STRIDE floats apart
+    partial    (8, groups, tiles, 8, 8): each warp's share of each output; `total` adds them
+    squares    (8, rows): each warp's share of the sum of squares of each row, for RMSNorm
+    table      a copy of `rows`
+    barrier    the mbarrier that counts the bytes of the copies
 """
 import math
 from collections import namedtuple
@@ -22,69 +52,6 @@ from nanoeuler_parts.tensor_cores.ptx import (
 )
 from nanoeuler_parts.tensor_cores.tiles import mma
 
-# A row is one token that enters the model: (token, slot of the KV cache, position in the slot).  A
-# step takes up to AT_ONCE rows through the model, in five kernels per layer, recorded as a graph.
-# Matrices are bfloat16, all other numbers of the model float32.  A line is one row of logits.
-#
-#     take       x = wte[token]                                one block per row
-#     in each layer:
-#     qkv        RMSNorm, q, k, v, biases, RoPE;               one block per 8 pairs (i, i + D / 2)
-#                k and v go to the cache
-#     attend     attention over one split of the context,      one block per split, row and
-#                keys_per_split(D) keys                        group of query heads
-#     proj       merges the splits, x += W att                 one block per 8 columns of x
-#     gate_up    RMSNorm, gate and up, SwiGLU                  one block per 16 columns
-#     down       x += W swiglu                                 one block per 8 columns of x
-#     after the last layer:
-#     logits     RMSNorm and head, for the rows whose logits   one block per 32 tokens
-#                are requested
-#     choose     samples a token from a line of logits         one block per line
-#
-# Blocks of gate_up and logits take half as many columns if W's rows are too long for shared memory.
-# Blocks of down take twice as many for many rows.
-#
-# A step of a few rows takes as long as reading the weights from memory.  A block reads its weights
-# once for 1, 2 or 4 groups of GROUP rows.  Further groups belong to other blocks, along y of the
-# grid, which find the weights in L2.
-#
-# Each block of proj merges the splits of all rows.  From MERGE_FROM rows, one more kernel is
-# faster: `merge` merges the splits once, and `down`, compiled for other sizes, does the rest of
-# proj.
-#
-# Product   A block multiplies x by one to four tiles of 8 rows of W.  K is cut into slices of SLICE
-#           numbers.  In turn t, warp w of the eight takes slice 8 t + w.  A lane loads 8 neighbours
-#           (16 bytes) of a row of W, and the same 8 of a row of x.  `mma` multiplies them:  x is
-#           its A, (16, 16), and W its B, (16, 8).  The k of a product may be in any order, as long
-#           as it is the same in A and B.
-# Rounding  x is float32, but mma takes bfloat16, which has 8 bits.  So x is split into two bfloat16
-#           numbers, which hold 17 of its 24 bits.  hi is the nearest to x, and fills rows 0 to 7
-#           of A.  mid is the nearest to x - hi, and fills rows 8 to 15.  The multiplied number
-#           differs from x by at most 2^-17 of x.  Sums are float32.
-# Order     The order of a row's sums depends only on its position in its text, not on the rows that
-#           share the step.  So a text gives the same bits alone, in a batch and with drafts.
-#           Kernels for a few rows and for many are compiled separately.  `fma` forces the compiler
-#           to fuse a product and a sum, and `fmul_rn` forbids it, so both kernels round alike.
-# Indices   A kernel takes a few microseconds, so a warp has time for some hundred instructions.
-#           Numba computes indices in 64 bits, checks their sign and rounds quotients down.  Here
-#           all indices are u32, which saves half of the instructions.
-# Copies    On Hopper, the copy engine (TMA) brings a block's rows of W into shared memory.  A
-#           kernel requests them before it waits for the previous kernel, so they arrive while that
-#           one computes.  `take_turn` waits for the previous kernel, and lets the next one start.
-#           On other GPUs, kernels do not overlap, and load W into registers.
-# Ahead     If tokens are sampled on the GPU and every text continues, the next step is queued
-#           before the host has read the tokens of the current one.  `advance_kernel` makes its
-#           table on the GPU, so the GPU does not wait for the host.
-#
-# Shared memory of a block that multiplies.  On Hopper, the first two are dynamic, and the copy
-# engine fills W and gain.  Elsewhere, only att is dynamic, and W and gain are read from memory:
-#
-#     W          8 rows per tile, weight_stride(K) bytes apart
-#     gain       K float32, the gain of the RMSNorm, if x is normed; in proj, att of up to GROUP
-#                rows lies here instead, ATT_STRIDE floats apart
-#     partial    (8, groups, tiles, 8, 8): each warp's share of each output; `total` adds them
-#     squares    (8, rows): each warp's share of the sum of squares of each row, for RMSNorm
-#     table      a copy of `rows`
-#     barrier    the mbarrier that counts the bytes of the copies
 GROUP = 8                                    # rows per `mma`
 SLICE = 32                                   # numbers of K per warp and turn: 8 per lane of a quad
 MERGE_FROM = 4                               # number of rows from which `merge` pays
@@ -530,3 +497,28 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
 
     return ProductKernels(qkv, merge, proj, gate_up, down, logits)
 
+# Bytes of dynamic shared memory per block of each kernel.  add_att is the kernel `down`, made for
+# the product of att instead of swiglu.
+RowsSmem = namedtuple("RowsSmem", "qkv proj add_att gate_up down")
+
+def rows_smem(size, groups, hopper):
+    """Returns RowsSmem of the kernels whose blocks take `groups` groups of rows."""
+    def of(tiles, K, normed=False):
+        return product_smem(K, tiles, normed, hopper)
+    of_x, of_att, of_swiglu = (tiles_per_block(tiles, K, groups) for tiles, K in (
+        (2, size.C), (1, size.HD), (1, size.F)))
+    return RowsSmem(of(2, size.C, True), of(1, size.HD) + GROUP * 4 * (size.HD + 4),
+                    of(of_att, size.HD), of(of_x, size.C, True), of(of_swiglu, size.F))
+
+def whole_smem(size, groups, hopper):
+    """Returns the bytes of shared memory that the largest block of any kernel needs, for blocks of
+    up to `groups` groups of rows.  They include the dynamic part and the static arrays: the warps'
+    shares, the squares, the table and the mbarrier."""
+    smem, others = rows_smem(size, groups, hopper), min(groups, 2)
+
+    def with_shares(asked, groups, tiles):
+        return asked + 8 * groups * (tiles * 8 * 8 + 8) * 4 + 5 * AT_ONCE * 4 + 8
+    return max(with_shares(smem.qkv, groups, 2), with_shares(smem.proj, 1, 1),
+               with_shares(smem.gate_up, groups, tiles_per_block(2, size.C, groups)),
+               with_shares(smem.add_att, others, tiles_per_block(1, size.HD, others)),
+               with_shares(smem.down, others, tiles_per_block(1, size.F, others)))
