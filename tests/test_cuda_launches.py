@@ -769,7 +769,25 @@ def test_heads_that_share_keys_share_a_block(H, G, heads):
     assert heads_per_block(H, G) == heads
 
 
-# ---- without nanoeuler_parts/tensor_cores
+# ---- without nanoeuler_parts/decode or tensor_cores
+def test_the_program_runs_without_the_fast_decoder(dry, monkeypatch, capsys):
+    """Products still take tensor cores, and the decoder is that of the program's own file."""
+    monkeypatch.setitem(sys.modules, "nanoeuler_parts.decode", None)
+    nc.fast_decoder.cache_clear()
+    try:
+        dry.gpu.compute_capability = (9, 0)
+        everything(SMALL, 2, 64, "bf16")
+        decoder = nc.Decoder(SMALL, np.zeros(ne.n_params(SMALL), np.float32), "")
+        assert decoder.kept_as == "f32" and not decoder.rows_are_cheap
+        modules = {x.kernel.py_func.__module__.removeprefix("nanoeuler_parts.").split(".")[0]
+                   for x in dry.launches}
+        assert modules == {"nanoeuler_cuda", "tensor_cores"}
+        assert {"one_tile_matmul"} == {*all_cases(quick=True)} & {"one_tile_matmul", "rows"}
+        assert capsys.readouterr().err.count("decode is missing, so") == 1
+    finally:
+        nc.fast_decoder.cache_clear()
+
+
 def test_the_program_runs_without_the_tensor_cores(dry, monkeypatch, capsys):
     """It then launches the kernels of its own file alone, and says so once."""
     monkeypatch.setitem(sys.modules, "nanoeuler_parts.tensor_cores", None)
