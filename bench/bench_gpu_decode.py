@@ -217,7 +217,7 @@ def main():
             args.file)
     else:
         flat = ne.init_params(cfg, 1)
-    decoder = nc.Decoder(cfg, flat, "bf16", slots=max(args.batches))
+    decoder = nc.make_decoder(cfg, flat, "bf16", slots=max(args.batches))
     T = cfg.seq_len
     print(f"{nc.cuda.get_current_device().name}, {name}, contexts of {T}", flush=True)
     for batch in args.batches:

@@ -406,7 +406,7 @@ def rows_launches(preset, *counts):
         device.gpu.compute_capability = (9, 0)
         cfg = replace(nc.ne.PRESETS[preset], n_layer=1)
         flat = np.zeros(nc.ne.n_params(cfg), np.float32)
-        decoder = nc.Decoder(cfg, flat, "bf16")
+        decoder = nc.make_decoder(cfg, flat, "bf16")
         for n in counts:
             decoder.read([nc.ne.Part(0, [0] * n, n)])
     return {x.name: x for x in device.launches}

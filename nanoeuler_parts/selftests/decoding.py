@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import nanoeuler as ne
-from nanoeuler_cuda import Decoder, kernel_path, new, PATHS, to_device
+from nanoeuler_cuda import kernel_path, make_decoder, new, PATHS, to_device
 from nanoeuler_parts.decode.prompts import BY_ROWS
 from nanoeuler_parts.decode.sampling import choose_kernel, DRAW_FIELDS
 from nanoeuler_parts.decode.steps import copy_slot_kernel
@@ -89,7 +89,7 @@ def expected_sums(*args):
 
 def rows_test(cfg, flat, texts, top, dtype):
     """Returns the logits after each token of each text, [(T, V)], read in pieces."""
-    decoder = Decoder(cfg, flat.astype(np.float32), "bf16", slots=len(texts), top=top)
+    decoder = make_decoder(cfg, flat.astype(np.float32), "bf16", slots=len(texts), top=top)
     found, at, step = [[] for _ in texts], [0] * len(texts), 0
     while any(a < len(text) for a, text in zip(at, texts)):
         parts = []
@@ -106,7 +106,7 @@ def rows_test(cfg, flat, texts, top, dtype):
 
 def prompt_test(cfg, flat, texts, top, dtype):
     """Returns the same, where each text is read as a prompt."""
-    decoder = Decoder(cfg, flat.astype(np.float32), "bf16", slots=len(texts), top=top)
+    decoder = make_decoder(cfg, flat.astype(np.float32), "bf16", slots=len(texts), top=top)
     logits = decoder.read([ne.Part(i, text, len(text)) for i, text in enumerate(texts)])
     return np.split(logits, np.cumsum([len(text) for text in texts])[:-1])
 
