@@ -48,15 +48,15 @@ def groups_per_block(count, most):
 
 # The kind of a graph of RowSteps, and its key in `RowSteps.graphs`:
 # rows          upper bound of the number of rows
-# splits        upper bound of the splits of their contexts; 0: Prompts has already run the layers
-#               of these rows, and only their logits remain
+# splits        upper bound of the splits of their contexts; 0 if from_prompt, since nothing attends
 # lines         upper bound of the number of rows whose logits are requested
 # whole_step    the rows are a whole step: the graph also uploads their table, and downloads the
 #               lines
+# from_prompt   Prompts has already run the layers of these rows, and only their logits remain
 # sampled       tokens are sampled from the lines, and the lines stay on the device
 # ahead         the table is made on the device, from that of the step before and its sampled tokens
-StepKind = namedtuple("StepKind", "rows splits lines whole_step sampled ahead",
-                      defaults=(False, False))
+StepKind = namedtuple("StepKind", "rows splits lines whole_step from_prompt sampled ahead",
+                      defaults=(False, False, False))
 MOST_GRAPHS = 128                            # graphs that RowSteps keeps
 # The arguments of `RowSteps.draw`, and the half of `draws` and `chosen` that the step uses
 StepRequest = namedtuple("StepRequest", "tokens slots positions draws ring")
@@ -186,7 +186,8 @@ class RowSteps:
                             1 - request.ring)
         self.stage_draws(ahead)
         rows = power_of_two(count)
-        self.launch(StepKind(rows, self.splits_bucket(longest), rows, True, True, True))
+        self.launch(StepKind(rows, self.splits_bucket(longest), rows, whole_step=True,
+                             sampled=True, ahead=True))
         self.done[ahead.ring].record(gpu.stream)
         return ahead
 
@@ -196,7 +197,7 @@ class RowSteps:
         self.wait()
         T = min(prompt_size(len(ids)), self.T)
         if not self.prompts or len(self.prompts.x) < T:
-            for kind in [kind for kind in self.graphs if not kind.splits]:
+            for kind in [kind for kind in self.graphs if kind.from_prompt]:
                 del self.graphs[kind]        # these graphs read x of the old Prompts
             self.prompts = None              # frees its memory before more is allocated
             self.prompts = Prompts(self, T, make_ops(self.top))
@@ -205,13 +206,13 @@ class RowSteps:
         found = []
         for first in range(len(ids) - wanted, len(ids), ne.MOST_ROWS):
             rows = [*range(first, min(first + ne.MOST_ROWS, len(ids)))]
-            lines = self.run(rows, rows, rows, range(len(rows)), of_prompt=True)
+            lines = self.run(rows, rows, rows, range(len(rows)), from_prompt=True)
             found.append([x.copy() for x in lines])
         return [np.concatenate(x) for x in zip(*found)]
 
-    def run(self, tokens, slots, positions, wanted, of_prompt=False, sampled=False):
+    def run(self, tokens, slots, positions, wanted, from_prompt=False, sampled=False):
         """Runs a step as `compute` does, in pieces of AT_ONCE rows.
-        of_prompt: `tokens` are rows of Prompts.x, whose layers have already run
+        from_prompt: `tokens` are rows of Prompts.x, whose layers have already run
         sampled: queues the step, in which tokens are sampled, and does not wait"""
         if len(wanted) > len(self.out):
             self.prepare(ne.MOST_ROWS)
@@ -223,9 +224,9 @@ class RowSteps:
             self.stage_table(i, *columns, here, lines)
             if not whole_step:
                 upload(self.rows, self.staged[i])
-            self.launch(StepKind(power_of_two(n),
-                                 0 if of_prompt else self.splits_bucket(1 + max(columns[2])),
-                                 power_of_two(len(here)), whole_step, sampled))
+            splits = 0 if from_prompt else self.splits_bucket(1 + max(columns[2]))
+            self.launch(StepKind(power_of_two(n), splits, power_of_two(len(here)), whole_step,
+                                 from_prompt, sampled))
             lines += len(here)
         if lines and not sampled:
             if not whole_step:
@@ -277,10 +278,10 @@ class RowSteps:
             launch(advance_kernel, self.rows, self.latest, grid=1, block=AT_ONCE)
         elif kind.whole_step:
             upload(self.rows, self.staged[0])
-        source = self.p.wte if kind.splits else self.prompts.x
+        source = self.prompts.x if kind.from_prompt else self.p.wte
         launch(self.take, self.x, self.rows, source, grid=kind.rows, block=128)
         with overlapping() if self.hopper else contextlib.nullcontext():
-            if kind.splits:
+            if not kind.from_prompt:
                 self.queue_layers(kind.rows, kind.splits)
             if kind.lines:
                 head = self.p.wte if self.cfg.tie_embeddings else self.p.lm_head[0]
