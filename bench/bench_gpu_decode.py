@@ -116,7 +116,9 @@ def kernel_us(decoder, batch):
     launches, launch = {}, rowsteps.launch
 
     def keep(kernel, *args, **config):
-        name = "down of att" if kernel in steps.add_att.values() else kernel.py_func.__name__
+        name = kernel.py_func.__name__
+        if name == "add_product":
+            name = "down" if args[1] is steps.y else "down of att"       # names of recorded files
         launches.setdefault(name, []).append((kernel, args, config))
     rowsteps.launch = keep
     try:

@@ -439,7 +439,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.rows_of(rows)
         self.runs(self.grid[0], 256)
 
-    def product_kernels_merge(self, att, o, ml, rows):
+    def merge_kernel_merge(self, att, o, ml, rows):
         R, parts, HD = o.shape
         assert att.shape == (R, HD) and R == AT_ONCE and ml.shape[:2] == (R, parts)
         self.rows_of(rows, att, o)
@@ -460,11 +460,11 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.product_runs(2 * F, 2 * constants(self.kernel)["HALF_X_TILES"], C, normed=True)
         apart(y, x)
 
-    def product_kernels_down(self, x, y, w, rows):
-        (R, F), C = y.shape, x.shape[1]
-        assert len(x) == R and w.shape == (C, F)
+    def add_product_kernel_add_product(self, x, y, w, rows):
+        (R, K), N = y.shape, x.shape[1]
+        assert len(x) == R and w.shape == (N, K)
         self.rows_of(rows, x, y, w)
-        self.product_runs(C, constants(self.kernel)["SWIGLU_TILES"], F)
+        self.product_runs(N, constants(self.kernel)["TILES"], K)
         apart(x, y)
 
     def product_kernels_logits(self, out, x, gain, w, rows, eps):

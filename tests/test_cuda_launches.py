@@ -24,8 +24,8 @@ import nanoeuler_cuda as nc
 from nanoeuler_parts.selftests.run import all_cases
 from nanoeuler_parts.decode import steps
 from nanoeuler_parts.tensor_cores.ops import SEMAPHORES
-from nanoeuler_parts.decode.attend import heads_per_block, keys_per_split
-from nanoeuler_parts.decode.products import MERGE_FROM, TURNS_AT_ONCE, whole_smem
+from nanoeuler_parts.decode.attend import heads_per_block, keys_per_split, MERGE_FROM
+from nanoeuler_parts.decode.products import TURNS_AT_ONCE, whole_smem
 from nanoeuler_parts.decode.prompts import Prompts
 from nanoeuler_parts.gpu import launches
 
@@ -187,8 +187,8 @@ def test_rows_of_a_step(dry):
 
     assert grids("attend_kernel_attend", (3, [0] * 19, 2), (1, [0] * 2, 1)) == [(1, 32)]
     assert grids("product_kernels_gate_up", (3, [0] * 3, 2)) == [(1, 1)]
-    assert grids("product_kernels_merge", (3, [0] * (MERGE_FROM // 2), 1)) == []
-    assert grids("product_kernels_merge", (3, [0] * MERGE_FROM, 1)) == [(MERGE_FROM, 1)]
+    assert grids("merge_kernel_merge", (3, [0] * (MERGE_FROM // 2), 1)) == []
+    assert grids("merge_kernel_merge", (3, [0] * MERGE_FROM, 1)) == [(MERGE_FROM, 1)]
     assert grids("product_kernels_logits", (3, [0] * 11, 9), (1, [0] * 2, 2)) == [(1, 1)]
     assert decoder.held_ids[3] == [0] * (35 + MERGE_FROM)
     decoder.truncate(19, 3)
@@ -730,10 +730,11 @@ FUSED = {"product_kernels_qkv": lambda q, kc, vc, x, gain, w, bias, *_: [
              ("norm", address(gain)), ("matmul", address(w)), ("bias", address(bias))],
          "attend_kernel_attend": lambda o, ml, q, kc, vc, *_: [("attention", address(kc))],
          "product_kernels_proj": lambda x, o, ml, w, rows: [("matmul", address(w)), ("step",)],
-         "product_kernels_merge": lambda att, *_: [],
+         "merge_kernel_merge": lambda att, *_: [],
          "product_kernels_gate_up": lambda y, x, gain, w, *_: [
              ("norm", address(gain)), ("matmul", address(w)), ("swiglu",)],
-         "product_kernels_down": lambda x, y, w, rows: [("matmul", address(w)), ("step",)],
+         "add_product_kernel_add_product": lambda x, y, w, rows: [
+             ("matmul", address(w)), ("step",)],
          "product_kernels_logits": lambda out, x, gain, *_: [("norm", address(gain))],
          "take_kernel_take": lambda *_: []}
 

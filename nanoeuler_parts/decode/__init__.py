@@ -10,9 +10,9 @@ through all layers, in five kernels per layer, recorded as a CUDA graph:
                k and v go to the cache
     attend     attention over one split of the context,      one block per split, row and
                keys_per_split(D) keys                        group of query heads
-    proj       merges the splits, x += W att                 one block per 8 columns of x
+    proj       merges the splits, x += attn_proj att         one block per 8 columns of x
     gate_up    RMSNorm, gate and up, SwiGLU                  one block per 16 columns
-    down       x += W swiglu                                 one block per 8 columns of x
+    add_product    x += down swiglu                          one block per 8 columns of x
     after the last layer:
     logits     RMSNorm and head, for the rows whose logits   one block per 32 tokens
                are requested
@@ -22,8 +22,8 @@ Read nanoeuler_cuda.py first, and at least ptx.py of tensor_cores/.  Then read t
 order:
 
     table.py       the table that tells the kernels of a step what its rows are; take
-    attend.py      attend
-    products.py    qkv, proj, gate_up, down, logits: products of a few rows with a matrix
+    attend.py      attend, and the merging of splits
+    products.py    qkv, proj, gate_up, add_product, logits: products of a few rows with a matrix
     sampling.py    choose
     prompts.py     a long beginning of a slot is read at once instead, with the kernels of training
     steps.py       RowSteps: the steps as graphs, and what passes between host and device

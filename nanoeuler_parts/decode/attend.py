@@ -1,12 +1,15 @@
-"""Attention of the rows of a step to their contexts, in splits: `attend`.
+"""Attention of the rows of a step to their contexts, in splits: `attend` and `merge`.
 
 A context is cut into splits of keys_per_split(D) keys, so that a long one has many blocks.  A block
-has one split of one row, and a group of query heads that share a head of keys.
+has one split of one row, and a group of query heads that share a head of keys.  Afterwards, the
+splits of a row are merged: by each block of `proj` (products.py), or from MERGE_FROM rows by
+`merge`.
 """
 import math
 import operator
 
 from numba import cuda
+from numba.cuda.libdevice import fast_fdividef
 
 from nanoeuler_cuda import ALL, filled, WARP
 from nanoeuler_parts.decode.table import COUNTS, N_ROWS, POSITION, SLOT, table_entry
@@ -155,3 +158,69 @@ def attend_kernel(D, HEADS, BLOCKS, hopper):
                     ml[r, split, head + h, 0], ml[r, split, head + h, 1] = m, l
                 i += u32(256)
     return attend
+
+MERGE_FROM = 4                               # number of rows from which `merge` pays
+
+def split_merger(HD, D):
+    """Makes the device functions that merge what `attend` wrote for the splits of a row:
+    (splits_at, merge_splits)."""
+    KEYS, (load_2, _), (load_4, _) = keys_per_split(D), vector(2), vector(4)
+
+    @inlined
+    def splits_at(position):
+        """Returns the number of splits of the context of a row at this position."""
+        return u32(u32(position) // u32(KEYS)) + u32(1)
+
+    @inlined
+    def merge_splits(o, ml, row, splits, k):
+        """Returns columns k to k + 3 of att of a row, merged from all its splits in order:
+            att = sum_s 2^(m_s - M) o_s / sum_s 2^(m_s - M) l_s,   M = max_s m_s
+        A running M rescales the sums after every eight splits."""
+        first, head, last = u32(row) * u32(o.shape[1]), u32(k // u32(D)), u32(splits - u32(1))
+        top, l, sums = f32(-math.inf), f32(0), filled(4, f32(0))
+        m_of, l_of, o_of = filled(8, f32(0)), filled(8, f32(0)), filled(32, f32(0))
+        for split0 in range(0, i32(splits), 8):
+            before = top
+            for j in range(8):               # no branch, so that all loads are in flight together
+                split = first + min(u32(split0 + j), last)
+                two = load_2(ml, u64(split * u32(HD // D) + head) * u64(2))
+                m_of[j], l_of[j] = two[0], two[1]
+                four = load_4(o, u64(split) * u64(HD) + u64(k))
+                for e in range(4):
+                    o_of[4 * j + e] = four[e]
+            for j in range(8):
+                top = max(top, m_of[j])
+            shrink = exp2(before - top)
+            l *= shrink
+            for e in range(4):
+                sums[e] *= shrink
+            for j in range(8):
+                if u32(split0 + j) <= last:
+                    p = exp2(m_of[j] - top)
+                    l += p * l_of[j]
+                    for e in range(4):
+                        sums[e] += p * o_of[4 * j + e]
+        scale = fast_fdividef(f32(1), l)
+        for e in range(4):
+            sums[e] *= scale
+        return sums
+    return splits_at, merge_splits
+
+@made_once
+def merge_kernel(HD, D, hopper):
+    """Makes `merge`, which merges the splits of all rows once.  For a few rows, each block of
+    `proj` merges them instead."""
+    (splits_at, merge_splits), (_, store_4) = split_merger(HD, D), vector(4)
+    take_turn = after_previous if hopper else at_once
+
+    @cuda_kernel
+    def merge(att, o, ml, rows):
+        """att[r] = the merged splits of row r     att (AT_ONCE, HD)     o, ml: see `attend`
+        grid (ceil(HD / 512), rows), 128 threads"""
+        r, k = u32(cuda.blockIdx.y), u32(4) * (u32(cuda.blockIdx.x) * u32(128) + thread_id())
+        here = i32(r) < table_entry(rows, COUNTS, N_ROWS) and k < HD
+        splits = splits_at(table_entry(rows, POSITION, r))
+        take_turn()
+        if here:
+            store_4(att, u64(r) * u64(HD) + u64(k), merge_splits(o, ml, r, splits, k))
+    return merge

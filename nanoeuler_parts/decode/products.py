@@ -1,9 +1,9 @@
-"""Products of a few rows with the matrices of a layer: qkv, proj, gate_up, down and logits.
+"""Products of a few rows with matrices: qkv, proj, gate_up, add_product and logits.
 
 A block reads its rows of W once for 1, 2 or 4 groups of GROUP rows of x.  Further groups belong to
 other blocks, along y of the grid, which find W in L2.  Blocks of gate_up and logits take half as
-many columns as decode/__init__.py says if W's rows are too long for shared memory.  Blocks of down
-take twice as many for many rows.
+many columns as decode/__init__.py says if W's rows are too long for shared memory.  Blocks of
+add_product take twice as many for many rows.
 
 Product   A block multiplies x by one to four tiles of 8 rows of W.  K is cut into slices of SLICE
           numbers.  In turn t, warp w of the eight takes slice 8 t + w.  A lane loads 8 neighbours
@@ -17,9 +17,8 @@ Rounding  x is float32, but mma takes bfloat16, which has 8 bits.  So x is split
 Copies    On Hopper, the copy engine (TMA) brings a block's rows of W into shared memory.  A kernel
           requests them before it waits for the previous kernel, so they arrive while that one
           computes.  On other GPUs, kernels load W into registers.
-Splits    Each block of proj merges the splits of `attend` for all rows.  From MERGE_FROM rows, one
-          more kernel is faster: `merge` merges the splits once, and `down`, compiled for other
-          sizes, does the rest of proj.
+Splits    Each block of proj merges the splits of `attend` for all rows.  From MERGE_FROM rows, two
+          kernels are faster: `merge` merges the splits once, and `add_product` multiplies.
 
 Shared memory of a block.  On Hopper, the first two are dynamic, and the copy engine fills W and
 gain.  Elsewhere, only att is dynamic, and W and gain are read from memory:
@@ -32,19 +31,18 @@ gain.  Elsewhere, only att is dynamic, and W and gain are read from memory:
     table      a copy of `rows`
     barrier    the mbarrier that counts the bytes of the copies
 """
-import math
 from collections import namedtuple
 
 from numba import cuda, types
 from numba.cuda.libdevice import fast_fdividef, fmul_rn, rsqrtf
 
 from nanoeuler_cuda import cdiv, filled, quad_sum, WARP
-from nanoeuler_parts.decode.attend import keys_per_split
+from nanoeuler_parts.decode.attend import split_merger
 from nanoeuler_parts.decode.table import (
     AT_ONCE, COUNTS, FIRST_LINE, N_ROWS, N_WANTED, POSITION, SLOT, table_entry, WANTED,
 )
 from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, made_once
-from nanoeuler_parts.gpu.numbers import exp, exp2, f32, i32, u32, u64, vector
+from nanoeuler_parts.gpu.numbers import exp, f32, u32, u64, vector
 from nanoeuler_parts.tensor_cores.ptx import (
     after_previous, at_once, bulk_copy, DeviceFunctions, global_address, lane_id, load_four,
     load_four_shared, lower_half, mbarrier_expect, mbarrier_fence, mbarrier_init, mbarrier_wait,
@@ -54,7 +52,6 @@ from nanoeuler_parts.tensor_cores.tiles import mma
 
 GROUP = 8                                    # rows per `mma`
 SLICE = 32                                   # numbers of K per warp and turn: 8 per lane of a quad
-MERGE_FROM = 4                               # number of rows from which `merge` pays
 # Groups of rows per block -> turns whose x is loaded together.  With four groups, the sums need the
 # registers: the groups are loaded two at a time, one turn at a time.
 TURNS_AT_ONCE = {1: 8, 2: 4, 4: 1}
@@ -231,31 +228,11 @@ def product_smem(K, tiles, normed, hopper):
     """Returns the bytes of dynamic shared memory that a product needs per block."""
     return tiles * 8 * weight_stride(K) + 4 * K * normed if hopper else 0
 
-ProductKernels = namedtuple("ProductKernels", "qkv merge proj gate_up down logits")
-
-@made_once
-def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
-    """Makes ProductKernels for these sizes.  biased: q, k and v have biases
-
-    Blocks have 256 threads.  Each of the first 64 GROUPS threads writes one output per tile: thread
-    t has row t // 8 of the block and column t % 8 of the tile.  Block y of the grid begins at row
-    X_ROWS y.  Past the last row, a block recomputes the last row and discards the result."""
-    X_TILES, SWIGLU_TILES = tiles_per_block(2, C, GROUPS), tiles_per_block(1, F, GROUPS)
-    HALF_X_TILES, X_ROWS = X_TILES // 2, GROUP * GROUPS
-    pair_product, x_product = (
-        row_product(C, tiles, GROUPS, True, hopper) for tiles in (2, X_TILES))
-    att_product = row_product(HD, 1, 1, False, hopper)
-    swiglu_product = row_product(F, SWIGLU_TILES, GROUPS, False, hopper)
-    # shapes of `partial`: warps, groups, tiles, rows, columns
-    PROJ_SHARES, QKV_SHARES, X_SHARES, SWIGLU_SHARES = (8, 1, 1, 8, 8), *(
-        (8, GROUPS, tiles, 8, 8) for tiles in (2, X_TILES, SWIGLU_TILES))
-    SQUARES, TABLE, HALF, KEYS = (8, X_ROWS), (5, AT_ONCE), D // 2, keys_per_split(D)
+def block_rows(GROUPS):
+    """Makes the device functions that tell a block of 256 threads its rows, which are GROUPS groups
+    of the step's rows: (copied_table, first_row_of_block, starts_of)."""
+    X_ROWS, TABLE = GROUP * GROUPS, (5, AT_ONCE)
     TABLE_TURNS = cdiv(5 * AT_ONCE, 256 - WARP)          # entries of the table that a thread copies
-    # in floats of shared memory: where att begins in proj, and from one row of it to the next
-    ATT_START, ATT_STRIDE = 8 * weight_stride(HD) // 4 if hopper else 0, HD + 4
-    (load_2, _), (load_4, store_4) = vector(2), vector(4)
-    take_turn = after_previous if hopper else at_once
-    two_blocks_per_sm = cuda_kernel(launch_bounds=(256, 2))
 
     @inlined
     def copied_table(rows):
@@ -286,6 +263,33 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
             row = min(u32(base + u32(GROUP * group) + own_row()), u32(count - u32(1)))
             starts[group] = row * u32(K)
         return starts
+    return copied_table, first_row_of_block, starts_of
+
+two_blocks_per_sm = cuda_kernel(launch_bounds=(256, 2))      # decorator of the kernels below
+ProductKernels = namedtuple("ProductKernels", "qkv proj gate_up logits")
+
+@made_once
+def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
+    """Makes ProductKernels for these sizes.  biased: q, k and v have biases
+
+    Blocks have 256 threads.  Each of the first 64 GROUPS threads writes one output per tile: thread
+    t has row t // 8 of the block and column t % 8 of the tile.  Block y of the grid begins at row
+    X_ROWS y.  Past the last row, a block recomputes the last row and discards the result."""
+    X_TILES, X_ROWS = tiles_per_block(2, C, GROUPS), GROUP * GROUPS
+    HALF_X_TILES = X_TILES // 2
+    pair_product, x_product = (
+        row_product(C, tiles, GROUPS, True, hopper) for tiles in (2, X_TILES))
+    att_product = row_product(HD, 1, 1, False, hopper)
+    copied_table, first_row_of_block, starts_of = block_rows(GROUPS)
+    splits_at, merge_splits = split_merger(HD, D)
+    # shapes of `partial`: warps, groups, tiles, rows, columns
+    PROJ_SHARES, QKV_SHARES, X_SHARES = (8, 1, 1, 8, 8), *(
+        (8, GROUPS, tiles, 8, 8) for tiles in (2, X_TILES))
+    SQUARES, HALF = (8, X_ROWS), D // 2
+    # in floats of shared memory: where att begins in proj, and from one row of it to the next
+    ATT_START, ATT_STRIDE = 8 * weight_stride(HD) // 4 if hopper else 0, HD + 4
+    _, store_4 = vector(4)
+    take_turn = after_previous if hopper else at_once
 
     @inlined
     def rstd_of(squares, r, eps):
@@ -336,56 +340,6 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
             else:
                 kv = head - H - G
                 vc[slot, kv, pos, i], vc[slot, kv, pos, i + u32(HALF)] = u, v
-
-    @inlined
-    def splits_at(position):
-        """Returns the number of splits of the context of a row at this position."""
-        return u32(u32(position) // u32(KEYS)) + u32(1)
-
-    @inlined
-    def merge_splits(o, ml, row, splits, k):
-        """Returns columns k to k + 3 of att of a row, merged from all its splits in order:
-            att = sum_s 2^(m_s - M) o_s / sum_s 2^(m_s - M) l_s,   M = max_s m_s
-        A running M rescales the sums after every eight splits."""
-        first, head, last = u32(row) * u32(o.shape[1]), u32(k // u32(D)), u32(splits - u32(1))
-        top, l, sums = f32(-math.inf), f32(0), filled(4, f32(0))
-        m_of, l_of, o_of = filled(8, f32(0)), filled(8, f32(0)), filled(32, f32(0))
-        for split0 in range(0, i32(splits), 8):
-            before = top
-            for j in range(8):               # no branch, so that all loads are in flight together
-                split = first + min(u32(split0 + j), last)
-                two = load_2(ml, u64(split * u32(HD // D) + head) * u64(2))
-                m_of[j], l_of[j] = two[0], two[1]
-                four = load_4(o, u64(split) * u64(HD) + u64(k))
-                for e in range(4):
-                    o_of[4 * j + e] = four[e]
-            for j in range(8):
-                top = max(top, m_of[j])
-            shrink = exp2(before - top)
-            l *= shrink
-            for e in range(4):
-                sums[e] *= shrink
-            for j in range(8):
-                if u32(split0 + j) <= last:
-                    p = exp2(m_of[j] - top)
-                    l += p * l_of[j]
-                    for e in range(4):
-                        sums[e] += p * o_of[4 * j + e]
-        scale = fast_fdividef(f32(1), l)
-        for e in range(4):
-            sums[e] *= scale
-        return sums
-
-    @cuda_kernel
-    def merge(att, o, ml, rows):
-        """att[r] = the merged splits of row r     att (AT_ONCE, HD)     o, ml: see `attend`
-        grid (ceil(HD / 512), rows), 128 threads"""
-        r, k = u32(cuda.blockIdx.y), u32(4) * (u32(cuda.blockIdx.x) * u32(128) + thread_id())
-        here = i32(r) < table_entry(rows, COUNTS, N_ROWS) and k < HD
-        splits = splits_at(table_entry(rows, POSITION, r))
-        take_turn()
-        if here:
-            store_4(att, u64(r) * u64(HD) + u64(k), merge_splits(o, ml, r, splits, k))
 
     @two_blocks_per_sm
     def proj(x, o, ml, w, rows):
@@ -440,31 +394,6 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
                     y[first_row_of_block() + r, n] = fast_fdividef(gate * up, f32(1) + exp(-gate))
 
     @two_blocks_per_sm
-    def down(x, y, w, rows):
-        """x[r, n] += sum_k W[n, k] y[r, k]
-        grid (ceil(C / (8 SWIGLU_TILES)), rows / X_ROWS)     x (AT_ONCE, C), w (C, F) bf16"""
-        t, first = thread_id(), u32(8 * SWIGLU_TILES) * u32(cuda.blockIdx.x)
-        partial, squares = cuda.shared.array(SWIGLU_SHARES, f32), cuda.shared.array((1, 1), f32)
-        no_gain = w                          # y is not normed
-        barrier = swiglu_product.request_weights(w, first, first + u32(8), no_gain)
-        table = copied_table(rows)
-        count, r, column = u32(table[COUNTS, N_ROWS]), t >> u32(3), t & u32(7)
-        mine = r < X_ROWS and first_row_of_block() + r < count
-        starts, old = starts_of(first_row_of_block(), count, F), filled(SWIGLU_TILES, f32(0))
-        take_turn()
-        for tile in range(SWIGLU_TILES):
-            n = first + u32(8 * tile) + column
-            if mine and n < C:
-                old[tile] = x[first_row_of_block() + r, n]
-        swiglu_product.multiply(partial, squares, y, starts, no_gain, w, first, first + u32(8),
-                                barrier)
-        for tile in range(SWIGLU_TILES):
-            n = first + u32(8 * tile) + column
-            if mine and n < C:
-                x[first_row_of_block() + r, n] = (
-                    old[tile] + swiglu_product.total(partial, tile, r, column))
-
-    @two_blocks_per_sm
     def logits(out, x, gain, w, rows, eps):
         """Writes one line per row whose logits are requested: its logits, followed by its row of x.
         grid (ceil(V / (8 X_TILES)), lines / X_ROWS)
@@ -495,11 +424,45 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
             out[line + r, V + c] = x[u32(table[WANTED, r]), c]
             i += u32(256) * u32(cuda.gridDim.x)
 
-    return ProductKernels(qkv, merge, proj, gate_up, down, logits)
+    return ProductKernels(qkv, proj, gate_up, logits)
 
-# Bytes of dynamic shared memory per block of each kernel.  add_att is the kernel `down`, made for
-# the product of att instead of swiglu.
-RowsSmem = namedtuple("RowsSmem", "qkv proj add_att gate_up down")
+@made_once
+def add_product_kernel(N, K, GROUPS, hopper):
+    """Makes `add_product` for W (N, K): the product of att from MERGE_FROM rows, and of SwiGLU.
+    Its threads write as those of `product_kernels` do."""
+    TILES, X_ROWS = tiles_per_block(1, K, GROUPS), GROUP * GROUPS
+    product, SHARES = row_product(K, TILES, GROUPS, False, hopper), (8, GROUPS, TILES, 8, 8)
+    copied_table, first_row_of_block, starts_of = block_rows(GROUPS)
+    take_turn = after_previous if hopper else at_once
+
+    @two_blocks_per_sm
+    def add_product(x, y, w, rows):
+        """x[r, n] += sum_k W[n, k] y[r, k]
+        grid (ceil(N / (8 TILES)), rows / X_ROWS)
+        x (AT_ONCE, N), y (AT_ONCE, K), w (N, K) bf16"""
+        t, first = thread_id(), u32(8 * TILES) * u32(cuda.blockIdx.x)
+        partial, squares = cuda.shared.array(SHARES, f32), cuda.shared.array((1, 1), f32)
+        no_gain = w                          # y is not normed
+        barrier = product.request_weights(w, first, first + u32(8), no_gain)
+        table = copied_table(rows)
+        count, r, column = u32(table[COUNTS, N_ROWS]), t >> u32(3), t & u32(7)
+        mine = r < X_ROWS and first_row_of_block() + r < count
+        starts, old = starts_of(first_row_of_block(), count, K), filled(TILES, f32(0))
+        take_turn()
+        for tile in range(TILES):
+            n = first + u32(8 * tile) + column
+            if mine and n < N:
+                old[tile] = x[first_row_of_block() + r, n]
+        product.multiply(partial, squares, y, starts, no_gain, w, first, first + u32(8), barrier)
+        for tile in range(TILES):
+            n = first + u32(8 * tile) + column
+            if mine and n < N:
+                x[first_row_of_block() + r, n] = (
+                    old[tile] + product.total(partial, tile, r, column))
+    return add_product
+
+# Bytes of dynamic shared memory per block of each kernel.  add_att and add_swiglu: of `add_product`
+RowsSmem = namedtuple("RowsSmem", "qkv proj add_att gate_up add_swiglu")
 
 def rows_smem(size, groups, hopper):
     """Returns RowsSmem of the kernels whose blocks take `groups` groups of rows."""
@@ -521,4 +484,4 @@ def whole_smem(size, groups, hopper):
     return max(with_shares(smem.qkv, groups, 2), with_shares(smem.proj, 1, 1),
                with_shares(smem.gate_up, groups, tiles_per_block(2, size.C, groups)),
                with_shares(smem.add_att, others, tiles_per_block(1, size.HD, others)),
-               with_shares(smem.down, others, tiles_per_block(1, size.F, others)))
+               with_shares(smem.add_swiglu, others, tiles_per_block(1, size.F, others)))

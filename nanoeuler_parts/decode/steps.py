@@ -25,9 +25,12 @@ from numba import cuda
 import nanoeuler as ne
 from bpe import need
 from nanoeuler_cuda import cdiv, make_ops, new, to_device, view
-from nanoeuler_parts.decode.attend import attend_kernel, heads_per_block, keys_per_split
+from nanoeuler_parts.decode.attend import (
+    attend_kernel, heads_per_block, keys_per_split, MERGE_FROM, merge_kernel,
+)
 from nanoeuler_parts.decode.products import (
-    GROUP, MERGE_FROM, product_kernels, rows_smem, tiles_per_block, TURNS_AT_ONCE, whole_smem,
+    add_product_kernel, GROUP, product_kernels, rows_smem, tiles_per_block, TURNS_AT_ONCE,
+    whole_smem,
 )
 from nanoeuler_parts.decode.prompts import power_of_two, prompt_size, Prompts
 from nanoeuler_parts.decode.sampling import choose_kernel, DRAW_FIELDS
@@ -37,7 +40,7 @@ from nanoeuler_parts.decode.table import (
 from nanoeuler_parts.gpu.launches import cuda_kernel, gpu, Graph, launch, overlapping
 from nanoeuler_parts.gpu.numbers import LOG2E
 
-# Groups of rows per block.  qkv_gate_up: of these two kernels; others: of proj, down and
+# Groups of rows per block.  qkv_gate_up: of these two kernels; others: of add_product and
 # logits.  The number of groups does not change the bits of the results.
 Groups = namedtuple("Groups", "qkv_gate_up others")
 
@@ -79,11 +82,12 @@ class RowSteps:
         self.groups = max(groups for groups in TURNS_AT_ONCE
                           if whole_smem(size, groups, self.hopper) <= room)
         self.smem = {groups: rows_smem(size, groups, self.hopper) for groups in TURNS_AT_ONCE}
-
-        def products(F, groups):
-            return product_kernels(size.C, size.HD, size.D, F, groups, self.hopper, cfg.qkv_bias)
-        self.kernels = {groups: products(size.F, groups) for groups in TURNS_AT_ONCE}
-        self.add_att = {groups: products(size.HD, groups).down for groups in (1, 2)}
+        self.kernels = {groups: product_kernels(size.C, size.HD, size.D, size.F, groups,
+                                                self.hopper, cfg.qkv_bias)
+                        for groups in TURNS_AT_ONCE}
+        self.add_product = {(groups, K): add_product_kernel(size.C, K, groups, self.hopper)
+                            for groups in (1, 2) for K in (size.HD, size.F)}
+        self.merge = merge_kernel(size.HD, size.D, self.hopper)
         self.heads_per_block = heads_per_block(size.H, size.G)
         self.take = take_kernel(self.hopper)
         self.attend = attend_kernel(size.D, self.heads_per_block,
@@ -316,14 +320,15 @@ class RowSteps:
                 launch(k.proj, x, o, ml, p.attn_proj[l], rows, grid=size.C // 8,
                        block=256, smem=smem.proj)
             else:
-                launch(k.merge, self.att, o, ml, rows, grid=(cdiv(size.HD, 512), count),
+                launch(self.merge, self.att, o, ml, rows, grid=(cdiv(size.HD, 512), count),
                        block=128)
-                launch(self.add_att[others], x, self.att, p.attn_proj[l], rows, block=256,
-                       grid=grid(size.C, 1, size.HD, others), smem=self.smem[others].add_att)
+                launch(self.add_product[others, size.HD], x, self.att, p.attn_proj[l], rows,
+                       grid=grid(size.C, 1, size.HD, others), block=256,
+                       smem=self.smem[others].add_att)
             launch(k.gate_up, self.y, x, p.mlp_norm[l], p.gate_up[l], rows, eps,
                    grid=grid(2 * size.F, 2, size.C, groups), block=256, smem=smem.gate_up)
-            launch(self.kernels[others].down, x, self.y, p.down[l], rows, block=256,
-                   grid=grid(size.C, 1, size.F, others), smem=self.smem[others].down)
+            launch(self.add_product[others, size.F], x, self.y, p.down[l], rows, block=256,
+                   grid=grid(size.C, 1, size.F, others), smem=self.smem[others].add_swiglu)
 
     def queue_logits(self, out, head, rows, lines=1):
         """Queues the logits of up to `lines` rows of x.
