@@ -228,24 +228,29 @@ def product_smem(K, tiles, normed, hopper):
     """Returns the bytes of dynamic shared memory that a product needs per block."""
     return tiles * 8 * weight_stride(K) + 4 * K * normed if hopper else 0
 
+@inlined
+def copied_entry(table, field, i):
+    """Returns the i-th entry of a field, as `table_entry` does, of a copied table."""
+    return table[u64(AT_ONCE * field) + u64(i)]
+
 def block_rows(GROUPS):
     """Makes the device functions that tell a block of 256 threads its rows, which are GROUPS groups
     of the step's rows: (copied_table, first_row_of_block, starts_of)."""
-    X_ROWS, TABLE = GROUP * GROUPS, (5, AT_ONCE)
-    TABLE_TURNS = cdiv(5 * AT_ONCE, 256 - WARP)          # entries of the table that a thread copies
+    X_ROWS, ENTRIES = GROUP * GROUPS, 5 * AT_ONCE
+    ENTRIES_PER_THREAD = cdiv(ENTRIES, 256 - WARP)       # of the table, which 7 warps copy
 
     @inlined
     def copied_table(rows):
-        """Copies `rows` to shared memory and returns the copy.  Warps 1 to 7 copy, since warp 0
-        requests W.
+        """Copies `rows` to shared memory and returns the copy, which `copied_entry` reads.  Warps 1
+        to 7 copy, since warp 0 requests W.
 
         Kernels may read `rows` before `take_turn`, while the previous kernel computes.  The upload
         of `rows` was complete before `take` started, because `take` is launched without overlap."""
-        table = cuda.shared.array(TABLE, types.int32)
-        for turn in range(TABLE_TURNS):
+        table = cuda.shared.array(ENTRIES, types.int32)
+        for turn in range(ENTRIES_PER_THREAD):
             i = thread_id() + u32((256 - WARP) * turn) - u32(WARP)
-            if thread_id() >= WARP and i < 5 * AT_ONCE:
-                table[0, i] = table_entry(rows, 0, i)    # the fields follow each other
+            if thread_id() >= WARP and i < ENTRIES:
+                table[i] = table_entry(rows, 0, i)       # the fields follow each other
         cuda.syncthreads()                   # the table and the mbarrier are ready
         return table
 
@@ -313,12 +318,13 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
         partial, squares = cuda.shared.array(QKV_SHARES, f32), cuda.shared.array(SQUARES, f32)
         barrier = pair_product.request_weights(w, first, second, gain)
         table = copied_table(rows)
-        t, count = thread_id(), u32(table[COUNTS, N_ROWS])
+        t, count = thread_id(), u32(copied_entry(table, COUNTS, N_ROWS))
         n, i = t >> u32(3), i0 + (t & u32(7))
         r, starts = first_row_of_block() + n, starts_of(first_row_of_block(), count, C)
         mine = n < X_ROWS and r < count
         my_row = r if mine else u32(0)
-        slot, pos = u32(table[SLOT, my_row]), u32(table[POSITION, my_row])
+        slot = u32(copied_entry(table, SLOT, my_row))
+        pos = u32(copied_entry(table, POSITION, my_row))
         c, s = cos[pos, i], sin[pos, i]
         take_turn()
         pair_product.multiply(partial, squares, x, starts, gain, w, first, second, barrier)
@@ -352,7 +358,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
         no_gain = w                          # att is not normed
         barrier = att_product.request_weights(w, first, first, no_gain)
         table = copied_table(rows)
-        count = u32(table[COUNTS, N_ROWS])
+        count = u32(copied_entry(table, COUNTS, N_ROWS))
         r, n, old = t >> u32(3), first + (t & u32(7)), f32(0)
         starts = filled(1, u32(ATT_START) + min(own_row(), u32(count - u32(1))) * u32(ATT_STRIDE))
         take_turn()
@@ -360,7 +366,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
             old = x[r, n]
         row = u32(0)
         while row < count:
-            splits, k = splits_at(table[POSITION, row]), u32(4) * t
+            splits, k = splits_at(copied_entry(table, POSITION, row)), u32(4) * t
             while k < HD:
                 store_4(att, u32(ATT_START) + row * u32(ATT_STRIDE) + k,
                         merge_splits(o, ml, row, splits, k))
@@ -380,7 +386,8 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
         partial, squares = cuda.shared.array(X_SHARES, f32), cuda.shared.array(SQUARES, f32)
         barrier = x_product.request_weights(w, first, first + u32(F), gain)
         table = copied_table(rows)
-        count, r, column = u32(table[COUNTS, N_ROWS]), t >> u32(3), t & u32(7)
+        count = u32(copied_entry(table, COUNTS, N_ROWS))
+        r, column = t >> u32(3), t & u32(7)
         starts = starts_of(first_row_of_block(), count, C)
         take_turn()
         x_product.multiply(partial, squares, x, starts, gain, w, first, first + u32(F), barrier)
@@ -402,15 +409,15 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
         partial, squares = cuda.shared.array(X_SHARES, f32), cuda.shared.array(SQUARES, f32)
         barrier = x_product.request_weights(w, first, first + u32(8 * HALF_X_TILES), gain)
         table = copied_table(rows)
-        count, base = u32(table[COUNTS, N_WANTED]), first_row_of_block()
+        count, base = u32(copied_entry(table, COUNTS, N_WANTED)), first_row_of_block()
         starts, r, column = cuda.local.array(GROUPS, u32), t >> u32(3), t & u32(7)
         for group in range(GROUPS):
             wanted = min(u32(base + u32(GROUP * group) + own_row()), u32(count - u32(1)))
-            starts[group] = u32(table[WANTED, wanted]) * u32(C)
+            starts[group] = u32(copied_entry(table, WANTED, wanted)) * u32(C)
         take_turn()
         x_product.multiply(partial, squares, x, starts, gain, w, first,
                            first + u32(8 * HALF_X_TILES), barrier)
-        line = u32(table[COUNTS, FIRST_LINE])
+        line = u32(copied_entry(table, COUNTS, FIRST_LINE))
         if r < X_ROWS and base + r < count:
             rstd = rstd_of(squares, r, eps)
             for tile in range(X_TILES):
@@ -421,7 +428,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
         while i < u32(min(count, base + u32(X_ROWS))) * u32(C):
             r = u32(i // u32(C))
             c = i - r * u32(C)
-            out[line + r, V + c] = x[u32(table[WANTED, r]), c]
+            out[line + r, V + c] = x[u32(copied_entry(table, WANTED, r)), c]
             i += u32(256) * u32(cuda.gridDim.x)
 
     return ProductKernels(qkv, proj, gate_up, logits)
@@ -445,7 +452,8 @@ def add_product_kernel(N, K, GROUPS, hopper):
         no_gain = w                          # y is not normed
         barrier = product.request_weights(w, first, first + u32(8), no_gain)
         table = copied_table(rows)
-        count, r, column = u32(table[COUNTS, N_ROWS]), t >> u32(3), t & u32(7)
+        count = u32(copied_entry(table, COUNTS, N_ROWS))
+        r, column = t >> u32(3), t & u32(7)
         mine = r < X_ROWS and first_row_of_block() + r < count
         starts, old = starts_of(first_row_of_block(), count, K), filled(TILES, f32(0))
         take_turn()
