@@ -133,6 +133,8 @@ def test_weights_are_kept_as_is_best(name, capability, kept, dry, capsys):
     decoder = nc.make_decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "")
     assert decoder.kept_as == decoder.with_slots(2).kept_as == kept
     assert decoder.rows_are_cheap == (kept == "bf16") and capsys.readouterr().err == ""
+    plain = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
+    assert type(plain) is type(plain.with_slots(2)) is nc.Decoder and plain.kept_as == "bf16"
 
 
 @pytest.mark.parametrize("options, word", [

@@ -4,19 +4,21 @@ A decoder holds several texts, each in a slot of its KV cache, and appends token
 one token that enters the model: (token, slot, position in the slot).  A step takes up to 64 rows
 through all layers, in five kernels per layer, recorded as a CUDA graph:
 
-    take       x = wte[token]                                one block per row
+    take         x = wte[token]                              one block per row
     in each layer:
-    qkv        RMSNorm, q, k, v, biases, RoPE;               one block per 8 pairs (i, i + D / 2)
-               k and v go to the cache
-    attend     attention over one split of the context,      one block per split, row and
-               keys_per_split(D) keys                        group of query heads
-    proj       merges the splits, x += attn_proj att         one block per 8 columns of x
-    gate_up    RMSNorm, gate and up, SwiGLU                  one block per 16 columns
-    add_product    x += down swiglu                          one block per 8 columns of x
+    qkv          RMSNorm, q, k, v, biases, RoPE;             one block per 8 pairs (i, i + D / 2)
+                 k and v go to the cache
+    attend       attention over one split of the context,    one block per split, row and
+                 keys_per_split(D) keys                      group of query heads
+    proj         merges the splits, x += W att               one block per 8 columns of x
+    gate_up      RMSNorm, gate and up, SwiGLU                one block per 16 columns
+    add_product  x += W swiglu                               one block per 8 columns of x
     after the last layer:
-    logits     RMSNorm and head, for the rows whose logits   one block per 32 tokens
-               are requested
-    choose     samples a token from a line of logits         one block per line
+    logits       RMSNorm and head, for the rows whose        one block per 32 tokens
+                 logits are requested
+    choose       samples a token from a line of logits       one block per line
+
+From MERGE_FROM rows, `merge` and a second `add_product` take the place of proj.
 
 Read nanoeuler_cuda.py first, and at least ptx.py of tensor_cores/.  Then read these modules in this
 order:

@@ -104,8 +104,8 @@ def row_product(K, TILES, GROUPS, normed, hopper):
     @inlined
     def request_weights(w, first, second, gain):
         """Requests the block's rows of W from the copy engine, and the gain, which follows them in
-        shared memory, if x is normed.  Otherwise, gain is any array.  Returns the mbarrier to wait
-        for.  Without a copy engine, requests nothing."""
+        shared memory, if x is normed.  Otherwise, gain is None.  Returns the mbarrier to wait for.
+        Without a copy engine, requests nothing."""
         barrier, t = shared_address(cuda.shared.array(1, u64)), thread_id()
         if hopper and t < WARP:
             smem = shared_address(cuda.shared.array(0, u32, 16))
@@ -355,8 +355,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
         t, first = thread_id(), u32(8) * u32(cuda.blockIdx.x)
         partial, squares = cuda.shared.array(PROJ_SHARES, f32), cuda.shared.array((1, 1), f32)
         att = cuda.shared.array(0, f32, 16)
-        no_gain = w                          # att is not normed
-        barrier = att_product.request_weights(w, first, first, no_gain)
+        barrier = att_product.request_weights(w, first, first, None)
         table = copied_table(rows)
         count = u32(copied_entry(table, COUNTS, N_ROWS))
         r, n, old = t >> u32(3), first + (t & u32(7)), f32(0)
@@ -373,7 +372,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
                 k += u32(4 * 256)
             row += u32(1)
         cuda.syncthreads()                   # att is complete
-        att_product.multiply(partial, squares, att, starts, no_gain, w, first, first, barrier)
+        att_product.multiply(partial, squares, att, starts, None, w, first, first, barrier)
         if r < count:
             x[r, n] = old + att_product.total(partial, 0, r, t & u32(7))
 
@@ -449,8 +448,7 @@ def add_product_kernel(N, K, GROUPS, hopper):
         x (AT_ONCE, N), y (AT_ONCE, K), w (N, K) bf16"""
         t, first = thread_id(), u32(8 * TILES) * u32(cuda.blockIdx.x)
         partial, squares = cuda.shared.array(SHARES, f32), cuda.shared.array((1, 1), f32)
-        no_gain = w                          # y is not normed
-        barrier = product.request_weights(w, first, first + u32(8), no_gain)
+        barrier = product.request_weights(w, first, first + u32(8), None)
         table = copied_table(rows)
         count = u32(copied_entry(table, COUNTS, N_ROWS))
         r, column = t >> u32(3), t & u32(7)
@@ -461,7 +459,7 @@ def add_product_kernel(N, K, GROUPS, hopper):
             n = first + u32(8 * tile) + column
             if mine and n < N:
                 old[tile] = x[first_row_of_block() + r, n]
-        product.multiply(partial, squares, y, starts, no_gain, w, first, first + u32(8), barrier)
+        product.multiply(partial, squares, y, starts, None, w, first, first + u32(8), barrier)
         for tile in range(TILES):
             n = first + u32(8 * tile) + column
             if mine and n < N:

@@ -177,9 +177,9 @@ class RowSteps:
         """Queues the step after this one, in which each text continues with the token that this
         step samples.  So the device keeps working while the host reads the tokens.
 
-        If the next request is another one, the queued step is wasted, and the request waits for it.
-        To waste few steps when texts end, a step is queued ahead only after the same n slots have
-        sampled for n steps in a row.
+        If the next request is another one, because a text has ended or has begun, the queued step
+        is wasted, and the request waits for it.  The more texts there are, the more often one of
+        them ends.  So a step of n texts is queued ahead only after n steps of the same slots.
 
         Returns the StepRequest that the queued step answers, or None if no step was queued.  Its
         tokens are empty, since they are not known yet."""

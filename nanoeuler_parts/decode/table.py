@@ -14,10 +14,13 @@ from nanoeuler_parts.gpu.numbers import u32, u64, value
 from nanoeuler_parts.tensor_cores.ptx import at_once, global_address, let_next_start, load_relaxed
 
 AT_ONCE = 64                                 # most rows per step
-# Fields of the table `rows` (5, AT_ONCE) int32.  WANTED lists the rows whose logits are requested.
+# Fields of the table `rows` (5, AT_ONCE) int32.  The first three have an entry per row.  WANTED
+# lists the rows whose logits are requested.  COUNTS holds four numbers of the whole step.  They are
+# in the table, because then one upload brings everything that changes from step to step.
 TOKEN, SLOT, POSITION, WANTED, COUNTS = range(5)
-# Entries of COUNTS.  FIRST_LINE: where the lines of these rows begin in `out`.  RING, 0 or 1: which
-# half of `draws` and `ids` belongs to this step.
+# Entries of COUNTS.  N_ROWS, N_WANTED: how many entries of the other fields are valid.  FIRST_LINE:
+# where the lines of these rows begin in `out`.  RING, 0 or 1: which half of `draws` and `ids`
+# belongs to this step.
 N_ROWS, N_WANTED, FIRST_LINE, RING = range(4)
 
 @inlined
