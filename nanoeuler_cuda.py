@@ -2204,8 +2204,8 @@ def rows_refused(cfg, top=PATHS[-1]):
     return fast_decoder().refused(cfg, kernel_path(top) == "wgmma")
 
 def decoder_class(cfg, weights, top):
-    """Returns the class of the fastest decoder of a model of this shape: RowsDecoder of
-    decode/decoder.py, if the matrices may be bfloat16 and tensor cores can decode them, otherwise
+    """Returns the class of the fastest decoder of a model of this shape.  If the matrices may be
+    bfloat16 and tensor cores can decode them, it is RowsDecoder of decode/decoder.py, otherwise
     Decoder.     weights, top: see Decoder"""
     if weights not in ("", "bf16"):
         return Decoder

@@ -32,7 +32,7 @@ order:
     decoder.py     RowsDecoder, which nanoeuler_cuda.py makes if a GPU and a model allow it
 
 A step of a few rows takes as long as reading the weights from memory, and its kernels take a few
-microseconds each.  Four rules follow, which hold for all of these kernels:
+microseconds each.  Four rules hold for all of these kernels:
 
 Types     Matrices are bfloat16, all other numbers of the model float32.
 Order     The order of a row's sums depends only on its position in its text, not on the rows that

@@ -435,7 +435,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
 @made_once
 def add_product_kernel(N, K, GROUPS, hopper):
     """Makes `add_product` for W (N, K): the product of att from MERGE_FROM rows, and of SwiGLU.
-    Its threads write as those of `product_kernels` do."""
+    Its threads write outputs as the threads of `product_kernels` do."""
     TILES, X_ROWS = tiles_per_block(1, K, GROUPS), GROUP * GROUPS
     product, SHARES = row_product(K, TILES, GROUPS, False, hopper), (8, GROUPS, TILES, 8, 8)
     copied_table, first_row_of_block, starts_of = block_rows(GROUPS)
