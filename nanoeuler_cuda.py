@@ -26,14 +26,15 @@ them.
 
 This file is a complete engine in plain Numba, in float32, in float64, and in bfloat16 on GPUs that
 support it (Ampere and newer).  To read it, you need to know CUDA's threads and blocks; section 3
-explains how the 32 threads of a warp exchange numbers.  Three folders of nanoeuler_parts belong to
+explains how the 32 threads of a warp exchange numbers.  Four folders of nanoeuler_parts belong to
 it.  Read them in this order:
 
     gpu/           launches, graphs and number types; this file uses them from section 1 on
-    tensor_cores/  the same matrix products and the same attention, in bfloat16 on tensor cores, and
-                   a faster decoder.  `make_ops` in 5 and `Decoder` in 9 choose them if the GPU has
-                   tensor cores.  Without this folder, this file is slower and computes the same up
-                   to rounding.
+    tensor_cores/  the same matrix products and the same attention, in bfloat16 on tensor cores.
+                   `make_ops` in 5 chooses them if the GPU has tensor cores.  Without this folder,
+                   this file is slower and computes the same up to rounding.
+    decode/        a faster decoder on tensor cores, which `make_decoder` in 9 chooses.  Without
+                   this folder, generation is slower.
     ranks/         data-parallel training on several GPUs
 
 Contents
@@ -177,19 +178,17 @@ def note_once(text):
     """Prints a note to stderr, unless this process has printed it before."""
     print(f"note: {text}", file=sys.stderr)
 
-TensorCores = namedtuple("TensorCores", "ops steps")
-
 @functools.cache
 def tensor_cores():
-    """Returns the modules of nanoeuler_parts/tensor_cores, or None if the folder is missing."""
+    """Returns the module nanoeuler_parts/tensor_cores/ops.py, or None if the folder is missing."""
     try:
-        from nanoeuler_parts.tensor_cores import ops, steps
+        from nanoeuler_parts.tensor_cores import ops
     except ModuleNotFoundError as e:
         if not (e.name or "").startswith("nanoeuler_parts.tensor_cores"):
             raise
         note_once("nanoeuler_parts/tensor_cores is missing, so products and attention are slower")
         return None
-    return TensorCores(ops, steps)
+    return ops
 
 def kernel_path(top=PATHS[-1]):
     """Returns the fastest of PATHS (portable, mma, wgmma) that this GPU supports, up to `top`."""
@@ -1340,7 +1339,7 @@ class Ops:
 def make_ops(top=PATHS[-1]):
     """Returns the Ops of the fastest path that this GPU supports, up to `top`."""
     path = kernel_path(top)
-    return Ops() if path == "portable" else tensor_cores().ops.TensorOps(path)
+    return Ops() if path == "portable" else tensor_cores().TensorOps(path)
 
 # columns: a slice of the columns of the logits.  w (columns, C): the matrix that computes them from
 # y.  dw: the gradient of w
@@ -1364,7 +1363,7 @@ class Layers:
 
         x[i + 1] = x[i] + f(y),  y = rmsnorm(x[i])     f is attention if i is even, else SwiGLU
 
-    Model trains with these layers.  Decoder (9) and Prompts of tensor_cores/steps.py generate with
+    Model trains with these layers.  Decoder (9) and Prompts of decode/prompts.py generate with
     them.  The three define what differs:
 
     cfg, ops            the Config and the Ops
@@ -1801,7 +1800,8 @@ class Model(Layers):
         matrices, gains = (new(x.shape, x.dtype) for x in sources)
         for to, source in zip((matrices, gains), sources):
             to.copy_to_device(source, stream=gpu.stream)
-        return Decoder.of(self.cfg, matrices, gains, self.top)
+        weights = "bf16" if matrices.dtype == np.uint16 else "f32"
+        return decoder_class(self.cfg, weights, self.top).of(self.cfg, matrices, gains, self.top)
 
 # ==== 6 Optimizer ====
 NORM_PARTS = 512                             # partial sums of |g|^2; fixed, as GAIN_PARTS
@@ -2149,10 +2149,7 @@ def as_vector(x):
 
 class Decoder(Layers, ne.Decoder):
     """nanoeuler.Decoder with its KV cache on the device.  It computes the rows of a step one by
-    one, with one graph launch per token.
-
-    For bfloat16 matrices, `Decoder(..)` returns the faster decoder of tensor_cores/steps.py, if
-    tensor cores support a model of this shape."""
+    one, with one graph launch per token.  `make_decoder` chooses between it and a faster one."""
     rows_are_cheap = samples_itself = False
     formats, fastest = ("f32", "bf16"), "f32"
 
@@ -2160,23 +2157,17 @@ class Decoder(Layers, ne.Decoder):
     def ready():
         """Nothing to do: kernels are compiled when they are first launched."""
 
-    def __new__(cls, cfg, flat=None, weights="f32", slots=1, length=0, top=PATHS[-1]):
-        open_device()
-        if cls is Decoder and weights in ("", "bf16") and not rows_refused(cfg, top):
-            cls = tensor_cores().steps.RowsDecoder       # a subclass, so Python calls its __init__
-        decoder = object.__new__(cls)
-        decoder.top = top
-        return decoder
-
     def __init__(self, cfg, flat, weights="f32", slots=1, length=0, top=PATHS[-1]):
         """flat: the parameters, as an array on the host, as Params of an open checkpoint, or, with
-        f32 weights, as an array on the device     weights: f32, bf16, or "" for the faster one
+        f32 weights, as an array on the device
+        weights: f32, bf16, or "" for the one that this class computes faster
         top: the fastest kernel path that it may use"""
+        open_device()
         flat = ne.flat_of(cfg, flat)
         need(weights in ("", "f32", "bf16"),
              f"--weights is {weights}; on the GPU, expected f32 or bf16")
         self.begin(cfg, slots, length)
-        self.kept_as = weights or self.fastest
+        self.top, self.kept_as = top, weights or self.fastest
         shapes = [shape for _, shape, *_ in ne.param_table(cfg)]
         n = sum(map(math.prod, shapes[ne.MATRICES]))     # matrices come first
         matrices, gains = flat[:n], flat[n:]
@@ -2189,10 +2180,9 @@ class Decoder(Layers, ne.Decoder):
     @classmethod
     def of(cls, cfg, matrices, gains, top):
         """A decoder whose parameters are on the device already, in two flat arrays"""
-        kept_as = "bf16" if matrices.dtype == np.uint16 else "f32"
-        decoder = cls.__new__(cls, cfg, weights=kept_as, top=top)
+        decoder = object.__new__(cls)
         decoder.begin(cfg, 1, 0)
-        decoder.kept_as = kept_as
+        decoder.top, decoder.kept_as = top, "bf16" if matrices.dtype == np.uint16 else "f32"
         decoder.take(matrices, gains)
         return decoder
 
@@ -2209,9 +2199,6 @@ class Decoder(Layers, ne.Decoder):
 
     def allocate(self):
         """Allocates the KV caches, and the activations of one token."""
-        if self.weights.wte.dtype == np.uint16:
-            reason = rows_refused(self.cfg, self.top)
-            note_once(f"without tensor cores, generation is slower: {reason}")
         cfg, self.p, dtype = self.cfg, self.weights, self.weights.final_norm.dtype
         T, C, H, D, F = self.length, cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.n_hidden
         cache = cfg.n_layer, cfg.n_kv_head, T, D
@@ -2284,13 +2271,50 @@ class Decoder(Layers, ne.Decoder):
         self.graph(self.queue)
         return to_host(self.device_logits)
 
+@functools.cache
+def fast_decoder():
+    """Returns the module nanoeuler_parts/decode/decoder.py, or None if the folder is missing.  It
+    needs tensor_cores."""
+    try:
+        from nanoeuler_parts.decode import decoder
+    except ModuleNotFoundError as e:
+        if not (e.name or "").startswith("nanoeuler_parts.decode"):
+            raise
+        note_once("nanoeuler_parts/decode is missing, so generation is slower")
+        return None
+    return decoder
+
 def rows_refused(cfg, top=PATHS[-1]):
     """Returns why tensor cores cannot decode a model of this shape in bfloat16, or "" """
     if not tensor_cores():
         return "nanoeuler_parts/tensor_cores is missing"
+    if not fast_decoder():
+        return "nanoeuler_parts/decode is missing"
     if kernel_path(top) == "portable":
         return "--matmul is portable, or the GPU is older than capability 8.0"
-    return tensor_cores().steps.refused(cfg, kernel_path(top) == "wgmma")
+    return fast_decoder().refused(cfg, kernel_path(top) == "wgmma")
+
+def decoder_class(cfg, weights, top):
+    """Returns the class of the fastest decoder of a model of this shape.  If the matrices may be
+    bfloat16 and tensor cores can decode them, it is RowsDecoder of decode/decoder.py, otherwise
+    Decoder.     weights, top: see Decoder"""
+    if weights not in ("", "bf16"):
+        return Decoder
+    if reason := rows_refused(cfg, top):
+        if weights:
+            note_once(f"without tensor cores, generation is slower: {reason}")
+        return Decoder
+    return fast_decoder().RowsDecoder
+
+def make_decoder(cfg, flat, weights="f32", slots=1, length=0, top=PATHS[-1]):
+    """Returns the fastest decoder of this model: see `decoder_class`.  The arguments are those of
+    Decoder.  If `weights` is "", the matrices are bfloat16 where tensor cores can decode them,
+    otherwise float32."""
+    open_device()
+    return decoder_class(cfg, weights, top)(cfg, flat, weights, slots, length, top)
+
+# Functions that take a class of decoders, such as `nanoeuler.load`, also read these two of it
+make_decoder.ready, make_decoder.formats = Decoder.ready, Decoder.formats
 
 # ==== 10 Command line ====
 # nanoeuler_parts/tools/on_gpu.py declares the verbs and their flags.

@@ -112,7 +112,7 @@ def machine(gpu):
 def new_decoder(c, weights, gpu, slots=1):
     if gpu:
         import nanoeuler_cuda as nc
-        return nc.Decoder(c.cfg, c.flat, weights or "bf16", slots=slots)
+        return nc.make_decoder(c.cfg, c.flat, weights or "bf16", slots=slots)
     return ne.Decoder(c.cfg, c.flat, weights or "f32", slots=slots)
 
 

@@ -25,8 +25,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.gpu.launches import overlapping
-from nanoeuler_parts.tensor_cores.rows import AT_ONCE, BY_ROWS, keys_per_split
-from nanoeuler_parts.tensor_cores.steps import StepKind, power_of_two
+from nanoeuler_parts.decode import steps as rowsteps
+from nanoeuler_parts.decode.attend import keys_per_split
+from nanoeuler_parts.decode.prompts import BY_ROWS, power_of_two
+from nanoeuler_parts.decode.steps import StepKind
+from nanoeuler_parts.decode.table import AT_ONCE
 
 def median_ms(call, n=3):
     """Median ms of call(), which waits for the device, after one that compiles or records."""
@@ -67,10 +70,10 @@ def device_ms(decoder, batch, T):
             for slot in range(batch):
                 decoder.truncate(position, slot)
         splits = steps.splits_bucket(position + 1)
-        kind = StepKind(AT_ONCE, splits, AT_ONCE, False, True)
+        kind = StepKind(AT_ONCE, splits, AT_ONCE, whole_step=False, sampled=True)
         if batch <= AT_ONCE:
             rows = power_of_two(batch)
-            kind = StepKind(rows, splits, rows, True, True)
+            kind = StepKind(rows, splits, rows, whole_step=True, sampled=True)
         replay = functools.partial(steps.graphs[kind], None)
 
         def many():
@@ -83,7 +86,8 @@ def device_ms(decoder, batch, T):
 def prompt_device_ms(decoder, T):
     """ms of the kernels of a prompt that was read, and of its logits"""
     steps = decoder.steps
-    prompt, logits = steps.prompts.graphs[T], steps.graphs[StepKind(1, 0, 1, True)]
+    prompt = steps.prompts.graphs[T]
+    logits = steps.graphs[StepKind(1, 0, 1, whole_step=True, from_prompt=True)]
 
     def many():
         for _ in range(20):
@@ -109,17 +113,19 @@ def kernel_us(decoder, batch):
         decoder.held_ids[slot] = [0] * (T - 1)
     parts = [ne.Part(slot, [7]) for slot in range(batch)]
     decoder.sample_on_device(parts, [GREEDY] * batch)        # rows at T - 1
-    launches, launch = {}, nc.launch
+    launches, launch = {}, rowsteps.launch
 
     def keep(kernel, *args, **config):
-        name = "down of att" if kernel in steps.add_att.values() else kernel.py_func.__name__
+        name = kernel.py_func.__name__
+        if name == "add_product":
+            name = "down" if args[1] is steps.y else "down of att"       # names of recorded files
         launches.setdefault(name, []).append((kernel, args, config))
-    nc.launch = keep
+    rowsteps.launch = keep
     try:
         lines = power_of_two(batch)
-        steps.queue(StepKind(lines, steps.splits_bucket(T), lines, False, True))
+        steps.queue(StepKind(lines, steps.splits_bucket(T), lines, whole_step=False, sampled=True))
     finally:
-        nc.launch = launch
+        rowsteps.launch = launch
     out = {}
     for name, found in launches.items():
         if name == "take":
@@ -215,7 +221,7 @@ def main():
             args.file)
     else:
         flat = ne.init_params(cfg, 1)
-    decoder = nc.Decoder(cfg, flat, "bf16", slots=max(args.batches))
+    decoder = nc.make_decoder(cfg, flat, "bf16", slots=max(args.batches))
     T = cfg.seq_len
     print(f"{nc.cuda.get_current_device().name}, {name}, contexts of {T}", flush=True)
     for batch in args.batches:

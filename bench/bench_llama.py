@@ -100,8 +100,9 @@ class NanoEuler:
         import nanoeuler as ne
         numba.set_num_threads(threads)
         c = ne.read_checkpoint(str(folder / "model.bin"))
-        self.part, decoder = ne.Part, importlib.import_module(program).Decoder
-        self.decoder = decoder(ne.replace(c.cfg, seq_len=CONTEXT), c.flat, weights)
+        module, self.part = importlib.import_module(program), ne.Part
+        make = getattr(module, "make_decoder", module.Decoder)           # of nanoeuler_cuda
+        self.decoder = make(ne.replace(c.cfg, seq_len=CONTEXT), c.flat, weights)
 
     def forget(self):
         self.decoder.truncate(0)

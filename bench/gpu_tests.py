@@ -52,7 +52,7 @@ def sources(folder):
             if folder not in ("gpu", "ranks")
             or "from numba import" in path.read_text(encoding="utf-8")]
 
-ENGINE = ["nanoeuler_cuda.py", *sources("gpu"), *sources("tensor_cores")]
+ENGINE = ["nanoeuler_cuda.py", *sources("gpu"), *sources("tensor_cores"), *sources("decode")]
 BOUNDS = "nanoeuler_parts/selftests/bounds.py"
 # The files whose code a part proves
 FILES = {"twins": sources("selftests"),

@@ -20,7 +20,8 @@ These stand on nanoeuler.py, each on those above it:
 
 And these on nanoeuler_cuda.py:
     gpu_memory.py  GPU: how much memory a model needs, and which micro-batches fit
-    tensor_cores/  GPU: products, attention and decoding on tensor cores
+    tensor_cores/  GPU: products and attention on tensor cores
+    decode/        GPU: the decoder on tensor cores
     ranks/         several GPUs that train one model
     selftests/     GPU: every kernel and a whole gradient, compared with the CPU's
 

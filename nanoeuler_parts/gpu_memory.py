@@ -17,8 +17,8 @@ def memory_table(cfg, B, T, dtype, buffers=nc.buffer_table, kept=None, top=nc.PA
     """[(name, bytes)] of all that training needs on the device, for micro-batches of B x T tokens.
 
     samples: a run prints sample texts now and then.  The decoder for them has a copy of the
-    parameters, a KV cache, and the buffers of tensor_cores' decoder.  The working memory of Muon is
-    not here: see Model.memory."""
+    parameters, a KV cache, and the buffers of the fast decoder.  The working memory of Muon is not
+    here: see Model.memory."""
     bytes_of = {"a": 0, "d": 0, "logits": 0}
     for group, name, shape, kind in buffers(cfg, B, T, dtype, kept):
         if name == "logits":
@@ -32,7 +32,7 @@ def memory_table(cfg, B, T, dtype, buffers=nc.buffer_table, kept=None, top=nc.PA
             ("samples", n * dtype.itemsize + size * (
                 2 * cfg.n_layer * cfg.n_kv_head * cfg.seq_len * cfg.head_dim)
              + (0 if dtype != np.uint16 or nc.rows_refused(cfg, top) else
-                nc.tensor_cores().steps.rows_bytes(cfg)))]
+                nc.fast_decoder().rows_bytes(cfg)))]
 
 # Rows of the memory table that do not depend on the batch.  The last one is of several GPUs.
 HELD = ("parameters", "gradients", "AdamW moments", "bfloat16 copies", "Muon's matrices",

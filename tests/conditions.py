@@ -29,7 +29,7 @@ CHECKS = ("need", "need_setting", "refuse_unless")
 SEEN = "NANOEULER_CONDITIONS"    # the file to which processes append the operands that were false
 # A machine without a GPU runs few of these files' checks.
 ON_GPU = ("nanoeuler_cuda.py", "nanoeuler_parts/gpu/", "nanoeuler_parts/tensor_cores/",
-          "nanoeuler_parts/ranks/")
+          "nanoeuler_parts/decode/", "nanoeuler_parts/ranks/")
 
 
 # A careless edit may turn a comparison into one of these weaker ones, which accept more.

@@ -25,11 +25,15 @@ import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.gpu import launches
 from nanoeuler_parts.ranks import engine
-from nanoeuler_parts.tensor_cores import ptx, steps
+from nanoeuler_parts.decode import prompts, steps
+from nanoeuler_parts.tensor_cores import ptx
 from nanoeuler_parts.tensor_cores.attention import tensor_attention
+from nanoeuler_parts.decode.attend import keys_per_split
+from nanoeuler_parts.decode.products import GROUP, weight_stride
+from nanoeuler_parts.decode.prompts import BY_ROWS
+from nanoeuler_parts.decode.table import AT_ONCE
 from nanoeuler_parts.tensor_cores.matmul_mma import MMA_SMEM
 from nanoeuler_parts.tensor_cores.matmul_wgmma import WGMMA_SMEM
-from nanoeuler_parts.tensor_cores.rows import AT_ONCE, BY_ROWS, GROUP, keys_per_split, weight_stride
 from nanoeuler_parts.tensor_cores.one_tile import ONE_TILE_SMEM, one_tile_matmul
 from oracles.naive_attention import NaiveModel
 
@@ -406,7 +410,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         apart(partial, qk, rstd)
 
     def rows_of(self, rows, *arrays):
-        """What the kernels of rows.py share: rows of whole vectors."""
+        """What the kernels of a step share: rows of whole vectors."""
         assert rows.shape == (5, AT_ONCE) and rows.dtype == np.int32
         assert all(extent(x)[0] % 16 == 0 for x in arrays)
 
@@ -450,7 +454,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.rows_of(rows)
         self.runs(self.grid[0], 256)
 
-    def product_kernels_merge(self, att, o, ml, rows):
+    def merge_kernel_merge(self, att, o, ml, rows):
         R, parts, HD = o.shape
         assert att.shape == (R, HD) and R == AT_ONCE and ml.shape[:2] == (R, parts)
         self.rows_of(rows, att, o)
@@ -471,11 +475,11 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.product_runs(2 * F, 2 * constants(self.kernel)["HALF_X_TILES"], C, normed=True)
         apart(y, x)
 
-    def product_kernels_down(self, x, y, w, rows):
-        (R, F), C = y.shape, x.shape[1]
-        assert len(x) == R and w.shape == (C, F)
+    def add_product_kernel_add_product(self, x, y, w, rows):
+        (R, K), N = y.shape, x.shape[1]
+        assert len(x) == R and w.shape == (N, K)
         self.rows_of(rows, x, y, w)
-        self.product_runs(C, constants(self.kernel)["SWIGLU_TILES"], F)
+        self.product_runs(N, constants(self.kernel)["TILES"], K)
         apart(x, y)
 
     def product_kernels_logits(self, out, x, gain, w, rows, eps):
@@ -614,7 +618,8 @@ def dry_run(total=1 << 50):
                 (cuda, "current_context", lambda *_: context),
                 (cuda, "get_current_device", lambda: device.gpu),
                 (ptx, "tensor_map", device.tensor_map),
-                (steps, "upload", upload), (steps, "download", lambda staged, x: upload(x, staged)),
+                (steps, "upload", upload), (prompts, "upload", upload),
+                (steps, "download", lambda staged, x: upload(x, staged)),
                 (steps, "copy_row", copy_row),
                 (sys.modules["numba.cuda.cudadrv.devices"], "get_context", lambda *_: context),
                 (nc.gpu, "stream", SimpleNamespace(synchronize=lambda: None, handle=0)),

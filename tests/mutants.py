@@ -49,7 +49,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ("bpe.py", "nanoeuler.py", "nanoeuler_cuda.py", "check.py")
 OF_GPU = ("nanoeuler_cuda.py", "nanoeuler_parts/gpu/", "nanoeuler_parts/tensor_cores/",
-          "nanoeuler_parts/ranks/")
+          "nanoeuler_parts/decode/", "nanoeuler_parts/ranks/")
 MACHINE = "nanoeuler_parts/machine/"
 
 # ---- drawing

@@ -18,8 +18,8 @@ from numba import cuda, types
 from numba.cuda import compiler
 
 import nanoeuler_cuda as nc
-from nanoeuler_parts.tensor_cores.rows import GROUP, MERGE_FROM, SLICE, TURNS_AT_ONCE, row_product
-from nanoeuler_parts.tensor_cores.steps import heads_per_block
+from nanoeuler_parts.decode.attend import heads_per_block, MERGE_FROM
+from nanoeuler_parts.decode.products import GROUP, row_product, SLICE, TURNS_AT_ONCE
 from nanoeuler_parts.gpu import launches
 from oracles.epilogues import Gated
 
@@ -44,14 +44,15 @@ WIDENS = {"sum_rows_kernel", "square_sums_kernel", "nesterov_kernel_nesterov",
 SPILLS = {128: 512}
 # the same of the product of many rows, 128 registers a thread, where the addresses of W's rows take
 # two each: Hopper's copy engine brings W to shared memory instead
-SPILLS_OF_ROWS = {"product_kernels_gate_up": 16, "product_kernels_down": 8}
+SPILLS_OF_ROWS = {"product_kernels_gate_up": 16, "add_product_kernel_add_product": 8}
 # and of a product whose epilogue reads a matrix, once a tile: all loads are under way together
 SPILLS_OF_EPILOGUE = 192
 # bytes of arrays that another compiler, that of sm_100 and newer, leaves in memory: what was in the
 # output of dW, 32 numbers, once a tile; the sums of a product of rows, up to 32, and what is split
 STACK = {("mma_kernel_kernel", "sm_120"): 128,
-         **{(f"product_kernels_{name}", "sm_120"): 320
-            for name in ("qkv", "merge", "proj", "gate_up", "down", "logits")}}
+         **{(name, "sm_120"): 320 for name in (
+             *(f"product_kernels_{name}" for name in ("qkv", "proj", "gate_up", "logits")),
+             "add_product_kernel_add_product", "merge_kernel_merge")}}
 
 # atomic operations of kernels whose blocks claim pieces of work: no number depends on them
 CLAIMS = {"mma_kernel_kernel": 1}
@@ -171,10 +172,10 @@ def widest(launches):
     they need the most registers.  Of all other kernels each."""
     found = {}
     for x in launches:
-        key, size = (x.kernel, x.types), (0, 0)
-        if x.name.startswith("product_kernels_"):
+        key, size = (x.kernel, x.types), []
+        if x.name.startswith(("product_kernels_", "add_product_kernel_", "merge_kernel_")):
             known = constants(x.kernel)
-            size = known.get("C", known.get("HD")), known.get("F", 0)
+            size = [known.get(name, 0) for name in ("N", "C", "HD", "K", "F")]
             key = x.name, known.get("X_ROWS")
         found[key] = max(found.get(key, (size, x)), (size, x), key=lambda pair: pair[0])
     return [x for _, x in found.values()]
@@ -420,7 +421,7 @@ def rows_launches(preset, *counts):
         device.gpu.compute_capability = (9, 0)
         cfg = replace(nc.ne.PRESETS[preset], n_layer=1)
         flat = np.zeros(nc.ne.n_params(cfg), np.float32)
-        decoder = nc.Decoder(cfg, flat, "bf16")
+        decoder = nc.make_decoder(cfg, flat, "bf16")
         for n in counts:
             decoder.read([nc.ne.Part(0, [0] * n, n)])
     return {x.name: x for x in device.launches}
@@ -435,7 +436,7 @@ def test_parts_are_merged_alike_alone_and_among_many(request):
     def numbers():
         found = rows_launches("base", *FEW)
         return [re.findall(r"^\s+((?:fma|mul|max|div|ex2)\S*f32) ", ptx(x.kernel, x.types), re.M)
-                for x in (found["product_kernels_merge"], found["product_kernels_proj"])]
+                for x in (found["merge_kernel_merge"], found["product_kernels_proj"])]
 
     merge, proj = found_before(request.config, "merged", numbers, fingerprint())
     assert merge == proj and len(merge) > 50
@@ -472,13 +473,13 @@ def test_rows_load_16_bytes_at_once(counts, request):
     what the copy engine is asked for."""
     C, F, HD = (-(-K // 256) for K in (BASE.n_embd, BASE.n_hidden, BASE.n_head * BASE.head_dim))
     heads = heads_per_block(BASE.n_head, BASE.n_kv_head)
-    expected = {"qkv": Wide(4 * C, 2 * C, 2), "down": Wide(F, 2 * F, 1), "merge": Wide(0, 8),
+    expected = {"qkv": Wide(4 * C, 2 * C, 2), "add_product": Wide(F, 2 * F, 1), "merge": Wide(0, 8),
                 "proj": Wide(3 * HD, 8, 1), "attend": Wide(0, 8 + heads, ahead=2)}
     expected["gate_up"] = expected["logits"] = Wide(6 * C, 2 * C, 2)
     if counts != FEW:                        # twice the rows, and of down twice the tiles of W
         turns = TURNS_AT_ONCE[2]     # of F at once
         expected.update(qkv=Wide(4 * C, 4 * C, 2), gate_up=Wide(6 * C, 4 * C, 2),
-                        logits=Wide(6 * C, 4 * C, 2), down=Wide(2 * turns, 4 * turns, 1))
+                        logits=Wide(6 * C, 4 * C, 2), add_product=Wide(2 * turns, 4 * turns, 1))
     if counts == MOST:                       # four times the rows, W once for two, a loop of turns
         expected.update(qkv=Wide(8, 8, 2), gate_up=Wide(12, 8, 2))
     if counts != FEW:
@@ -487,7 +488,8 @@ def test_rows_load_16_bytes_at_once(counts, request):
     def loads():
         launches, found = rows_launches("base", *counts), {}
         for name in expected:
-            x = launches["attend_kernel_attend" if name == "attend" else f"product_kernels_{name}"]
+            [x] = [x for made, x in launches.items() if made.endswith(f"kernel_{name}")
+                   or made == f"product_kernels_{name}"]
             found[name] = [instructions(x.kernel, x.types, rf"^\s+{pattern}.*$")[1]
                            for pattern in PATTERNS]
         return found

@@ -22,10 +22,11 @@ from numba import cuda
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.selftests.run import all_cases
-from nanoeuler_parts.tensor_cores import steps
+from nanoeuler_parts.decode import steps
 from nanoeuler_parts.tensor_cores.ops import SEMAPHORES
-from nanoeuler_parts.tensor_cores.rows import MERGE_FROM, TURNS_AT_ONCE, keys_per_split
-from nanoeuler_parts.tensor_cores.steps import whole_smem
+from nanoeuler_parts.decode.attend import heads_per_block, keys_per_split, MERGE_FROM
+from nanoeuler_parts.decode.products import TURNS_AT_ONCE, whole_smem
+from nanoeuler_parts.decode.prompts import Prompts
 from nanoeuler_parts.gpu import launches
 
 pytestmark = pytest.mark.usefixtures("old_objects_are_no_garbage")
@@ -81,7 +82,7 @@ def test_every_launch_fits_its_arguments(name, kind, naive, dry):
 @pytest.mark.parametrize("name", ["small", "tied", "head_dim 128"])
 def test_a_decoder_of_bf16_matrices_takes_steps_of_rows(name, dry, capsys):
     cfg = RUNS[name][0]
-    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
+    decoder = nc.make_decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
     assert decoder.rows_are_cheap and decoder.heads == cfg.n_mtp - 1
     assert capsys.readouterr().err == ""
     assert decoder.decode(0, 0).shape == (cfg.vocab_size,)
@@ -98,7 +99,7 @@ def test_only_steps_of_rows_on_hopper_overlap(dry, monkeypatch):
     monkeypatch.setattr(steps, "launch", seen)
     for capability, overlaps in ((8, 9), False), ((9, 0), True):
         dry.gpu.compute_capability = capability
-        decoder = nc.Decoder(SMALL, np.zeros(ne.n_params(SMALL), np.float32), "bf16")
+        decoder = nc.make_decoder(SMALL, np.zeros(ne.n_params(SMALL), np.float32), "bf16")
         overlapped.clear()
         decoder.decode(0, 0)
         assert overlapped == [False] + [overlaps] * (5 * SMALL.n_layer + 1)    # `take` is plain
@@ -113,7 +114,7 @@ def test_only_steps_of_rows_on_hopper_overlap(dry, monkeypatch):
 def test_a_decoder_of_bf16_matrices_of_another_shape(name, reason, dry, capsys):
     """They are read as they are; the vectors of the norms stay float32."""
     cfg = RUNS[name][0]
-    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
+    decoder = nc.make_decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
     assert reason in capsys.readouterr().err
     assert decoder.decode(0, 0).shape == (cfg.vocab_size,)
     products = [x.args for x in dry.launches if x.name == "matvec_kernel"]
@@ -122,16 +123,18 @@ def test_a_decoder_of_bf16_matrices_of_another_shape(name, reason, dry, capsys):
     assert {y.dtype for y, *_ in products} == {np.dtype(np.float32)}
     assert decoder.p.attn_norm.dtype == np.float32
     with pytest.raises(ne.UserError, match="f32 or bf16"):
-        nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "int8")
+        nc.make_decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "int8")
 
 
 @pytest.mark.parametrize("name, capability, kept", [
     ("small", (8, 9), "bf16"), ("head_dim 34", (8, 9), "f32"), ("small", (7, 5), "f32")])
 def test_weights_are_kept_as_is_best(name, capability, kept, dry, capsys):
     dry.gpu.compute_capability, cfg = capability, RUNS[name][0]
-    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "")
+    decoder = nc.make_decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "")
     assert decoder.kept_as == decoder.with_slots(2).kept_as == kept
     assert decoder.rows_are_cheap == (kept == "bf16") and capsys.readouterr().err == ""
+    plain = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
+    assert type(plain) is type(plain.with_slots(2)) is nc.Decoder and plain.kept_as == "bf16"
 
 
 @pytest.mark.parametrize("options, word", [
@@ -142,8 +145,8 @@ def test_a_decoder_of_other_llamas(options, word, dry, capsys):
     """Steps of rows have no norms of q and k, and no windows in the context."""
     cfg = replace(SMALL, seq_len=40, **options)
     flat = np.zeros(ne.n_params(cfg), np.float32)
-    assert nc.Decoder(cfg, flat, "").kept_as == ("f32" if word else "bf16")
-    decoder = nc.Decoder(cfg, flat, "bf16")
+    assert nc.make_decoder(cfg, flat, "").kept_as == ("f32" if word else "bf16")
+    decoder = nc.make_decoder(cfg, flat, "bf16")
     assert decoder.rows_are_cheap == (not word) and word in capsys.readouterr().err
     dry.launches.clear()
     decoder.decode(0, 0)
@@ -169,7 +172,7 @@ def test_slots_of_a_window_keep_all_tokens(dry):
 def test_a_prompt_of_several_steps(weights, dry):
     """No logits of the first of them are wanted."""
     cfg = replace(SMALL, seq_len=ne.MOST_ROWS + 20)
-    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), weights)
+    decoder = nc.make_decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), weights)
     assert decoder.read([ne.Part(0, [0] * (ne.MOST_ROWS + 9), 1)]).shape == (1, cfg.vocab_size)
 
 
@@ -177,7 +180,7 @@ def test_rows_of_a_step(dry):
     """64 rows at most, in blocks of eight, or of sixteen where there are more; three that are read
     are four for the graph."""
     cfg = replace(SMALL, n_layer=1, seq_len=2 * keys_per_split(SMALL.head_dim))
-    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16", slots=4)
+    decoder = nc.make_decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16", slots=4)
 
     def grids(name, *parts):
         dry.launches.clear()
@@ -186,8 +189,8 @@ def test_rows_of_a_step(dry):
 
     assert grids("attend_kernel_attend", (3, [0] * 19, 2), (1, [0] * 2, 1)) == [(1, 32)]
     assert grids("product_kernels_gate_up", (3, [0] * 3, 2)) == [(1, 1)]
-    assert grids("product_kernels_merge", (3, [0] * (MERGE_FROM // 2), 1)) == []
-    assert grids("product_kernels_merge", (3, [0] * MERGE_FROM, 1)) == [(MERGE_FROM, 1)]
+    assert grids("merge_kernel_merge", (3, [0] * (MERGE_FROM // 2), 1)) == []
+    assert grids("merge_kernel_merge", (3, [0] * MERGE_FROM, 1)) == [(MERGE_FROM, 1)]
     assert grids("product_kernels_logits", (3, [0] * 11, 9), (1, [0] * 2, 2)) == [(1, 1)]
     assert decoder.held_ids[3] == [0] * (35 + MERGE_FROM)
     decoder.truncate(19, 3)
@@ -217,7 +220,7 @@ def test_a_prompt_is_read_at_once(capability, dry):
     at most to that of the slot, and one behind the other in a step."""
     dry.gpu.compute_capability = capability
     cfg = replace(SMALL, n_layer=2, seq_len=300)
-    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16", slots=5)
+    decoder = nc.make_decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16", slots=5)
     parts = [ne.Part(0, [0] * 65, 1), ne.Part(1, [0] * 64, 1), ne.Part(2, [0] * 128, 128),
              ne.Part(3, [0] * 129, 3), ne.Part(4, [0] * 257, 1)]
     assert decoder.read(parts).shape == (134, cfg.vocab_size)
@@ -241,7 +244,7 @@ def test_a_prompt_is_read_at_once(capability, dry):
 def test_a_prompt_that_fails_was_not_read(dry, monkeypatch):
     """Else the next one goes on with keys that nobody wrote."""
     cfg = replace(SMALL, n_layer=1, seq_len=300)
-    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16", slots=2)
+    decoder = nc.make_decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16", slots=2)
     decoder.read([ne.Part(1, [0] * 9, 0)])
 
     def fails(*_):
@@ -256,7 +259,7 @@ def test_a_prompt_that_fails_was_not_read(dry, monkeypatch):
 
 def test_the_memory_of_prompts_is_that_of_the_longest(dry):
     cfg = replace(SMALL, n_layer=1, seq_len=100_000)
-    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
+    decoder = nc.make_decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
     for n, T in (100, 128), (70, 128), (300, 384), (80, 384):
         decoder.truncate(0)
         decoder.read([ne.Part(0, [0] * n, 1)])
@@ -266,7 +269,7 @@ def test_the_memory_of_prompts_is_that_of_the_longest(dry):
 def test_a_prompt_in_pieces_is_read_as_a_whole(dry):
     """A server cuts it by the clock, which must not be seen in the text."""
     cfg = replace(SMALL, n_layer=1, seq_len=300)
-    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16", slots=4)
+    decoder = nc.make_decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16", slots=4)
     for n in (8, 100, 1):
         assert decoder.read([ne.Part(1, [0] * n, 0)]).shape == (0, cfg.vocab_size)
     decoder.copy(1, 2, 70)
@@ -314,14 +317,14 @@ def test_a_block_has_fewer_rows_where_shared_memory_is_short(dry):
     assert need == sorted({*need})
     for room, groups in ((need[2], 4), (need[2] - 1, 2), (need[1] - 1, 1)):
         dry.gpu.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = room
-        decoder = nc.Decoder(cfg, flat, "bf16")
+        decoder = nc.make_decoder(cfg, flat, "bf16")
         dry.launches.clear()
         decoder.read([ne.Part(0, [0] * 64, 1)])
         blocks = {x.grid[1] for x in dry.launches if x.name == "product_kernels_qkv"}
         assert decoder.steps.groups == groups and blocks == {8 // groups}
     dry.gpu.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = need[0] - 1
     assert "bytes of shared memory" in nc.rows_refused(cfg)
-    assert not nc.Decoder(cfg, flat, "bf16").rows_are_cheap
+    assert not nc.make_decoder(cfg, flat, "bf16").rows_are_cheap
 
 
 def test_every_kernel_is_launched(dry):
@@ -713,7 +716,7 @@ def test_the_host_waits_for_the_last_copy_of_tokens_only(dry, monkeypatch):
 def test_a_decoder_keeps_few_graphs(dry, monkeypatch):
     """Those that were used last."""
     monkeypatch.setattr(steps, "MOST_GRAPHS", 3)
-    decoder = nc.Decoder(SMALL, np.zeros(ne.n_params(SMALL), np.float32), "bf16", slots=16)
+    decoder = nc.make_decoder(SMALL, np.zeros(ne.n_params(SMALL), np.float32), "bf16", slots=16)
     for n in (1, 2, 4, 8, 1, 16, 1):
         decoder.steps.compute([0] * n, [*range(n)], [0] * n, [0])
         assert len(decoder.steps.graphs) <= 3
@@ -729,10 +732,11 @@ FUSED = {"product_kernels_qkv": lambda q, kc, vc, x, gain, w, bias, *_: [
              ("norm", address(gain)), ("matmul", address(w)), ("bias", address(bias))],
          "attend_kernel_attend": lambda o, ml, q, kc, vc, *_: [("attention", address(kc))],
          "product_kernels_proj": lambda x, o, ml, w, rows: [("matmul", address(w)), ("step",)],
-         "product_kernels_merge": lambda att, *_: [],
+         "merge_kernel_merge": lambda att, *_: [],
          "product_kernels_gate_up": lambda y, x, gain, w, *_: [
              ("norm", address(gain)), ("matmul", address(w)), ("swiglu",)],
-         "product_kernels_down": lambda x, y, w, rows: [("matmul", address(w)), ("step",)],
+         "add_product_kernel_add_product": lambda x, y, w, rows: [
+             ("matmul", address(w)), ("step",)],
          "product_kernels_logits": lambda out, x, gain, *_: [("norm", address(gain))],
          "take_kernel_take": lambda *_: []}
 
@@ -742,7 +746,7 @@ def test_the_kernels_of_rows_are_the_ops_of_the_layers(rows, dry, monkeypatch):
     """In the same order, with the same weights.  Prompts runs the layers op by op."""
     dry.gpu.compute_capability, T = (9, 0), BIASED.seq_len
     cfg = replace(BIASED, n_layer=2)
-    decoder = nc.Decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
+    decoder = nc.make_decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
     steps_, done = decoder.steps, []
     dry.launches.clear()
     steps_.compute([0] * rows, [0] * rows, [*range(rows)], [0])
@@ -756,7 +760,7 @@ def test_the_kernels_of_rows_are_the_ops_of_the_layers(rows, dry, monkeypatch):
                      ("swiglu_forward", lambda y, gate_up: note("swiglu"))):
         monkeypatch.setattr(nc, name, op)
     ops = SimpleNamespace(matmul=lambda out, x, w: note("matmul", address(w)))
-    prompts = steps.Prompts(steps_, T, ops)
+    prompts = Prompts(steps_, T, ops)
     prompts.attention = lambda l, b: note("attention", address(steps_.kc[l]))
     prompts.queue(T)
     assert done == fused and len(done) == 2 * 11 + 1
@@ -765,10 +769,28 @@ def test_the_kernels_of_rows_are_the_ops_of_the_layers(rows, dry, monkeypatch):
 @pytest.mark.parametrize("H, G, heads", [(12, 4, 3), (8, 1, 4), (14, 2, 7), (5, 1, 5), (9, 9, 1),
                                          (22, 2, 1), (16, 2, 4)])
 def test_heads_that_share_keys_share_a_block(H, G, heads):
-    assert steps.heads_per_block(H, G) == heads
+    assert heads_per_block(H, G) == heads
 
 
-# ---- without nanoeuler_parts/tensor_cores
+# ---- without nanoeuler_parts/decode or tensor_cores
+def test_the_program_runs_without_the_fast_decoder(dry, monkeypatch, capsys):
+    """Products still take tensor cores, and the decoder is that of the program's own file."""
+    monkeypatch.setitem(sys.modules, "nanoeuler_parts.decode", None)
+    nc.fast_decoder.cache_clear()
+    try:
+        dry.gpu.compute_capability = (9, 0)
+        everything(SMALL, 2, 64, "bf16")
+        decoder = nc.make_decoder(SMALL, np.zeros(ne.n_params(SMALL), np.float32), "")
+        assert decoder.kept_as == "f32" and not decoder.rows_are_cheap
+        modules = {x.kernel.py_func.__module__.removeprefix("nanoeuler_parts.").split(".")[0]
+                   for x in dry.launches}
+        assert modules == {"nanoeuler_cuda", "tensor_cores"}
+        assert {"one_tile_matmul"} == {*all_cases(quick=True)} & {"one_tile_matmul", "rows"}
+        assert capsys.readouterr().err.count("decode is missing, so") == 1
+    finally:
+        nc.fast_decoder.cache_clear()
+
+
 def test_the_program_runs_without_the_tensor_cores(dry, monkeypatch, capsys):
     """It then launches the kernels of its own file alone, and says so once."""
     monkeypatch.setitem(sys.modules, "nanoeuler_parts.tensor_cores", None)
@@ -777,7 +799,7 @@ def test_the_program_runs_without_the_tensor_cores(dry, monkeypatch, capsys):
         dry.gpu.compute_capability = (9, 0)
         everything(SMALL, 2, 64, "bf16")
         everything(LLAMA, 2, 64, "bf16")
-        decoder = nc.Decoder(SMALL, np.zeros(ne.n_params(SMALL), np.float32), "")
+        decoder = nc.make_decoder(SMALL, np.zeros(ne.n_params(SMALL), np.float32), "")
         assert decoder.kept_as == "f32" and not decoder.rows_are_cheap
         assert {x.kernel.py_func.__module__ for x in dry.launches} == {"nanoeuler_cuda"}
         assert all_cases(quick=True)

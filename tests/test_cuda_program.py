@@ -87,12 +87,12 @@ def test_the_server_of_this_decoder(dry, checkpoint, monkeypatch):
     monkeypatch.setattr("nanoeuler_parts.serve.verb.serve",
                         lambda files, **more: got.update(more, files=files))
     assert verb("serve", checkpoint, "--slots", 3, "--weights", "bf16") == 0
-    assert (got["files"], got["decoder"]) == ([str(checkpoint)], nc.Decoder)
+    assert (got["files"], got["decoder"]) == ([str(checkpoint)], nc.make_decoder)
     assert (got["slots"], got["weights"]) == (3, "bf16")
     pytest.importorskip("starlette", reason="it comes with the extra serve")
     bodies = [{"prompt": "to be "[:i + 1], "max_tokens": 4 + i, "temperature": 0}
               for i in range(6)]
-    with serving(checkpoint, decoder=nc.Decoder, slots=3) as (at, server):
+    with serving(checkpoint, decoder=nc.make_decoder, slots=3) as (at, server):
         with ThreadPoolExecutor(6) as pool:
             found = [*pool.map(partial(post, at, "/v1/completions"), bodies)]
         assert [status for status, *_ in found] == [200] * 6
@@ -109,7 +109,7 @@ def test_two_models_on_this_device(dry, checkpoint, tmp_path):
     other = shutil.copy(checkpoint, tmp_path / "other.bin")
     bodies = [{"model": pathlib.Path((checkpoint, other)[i % 2]).stem, "prompt": "to be",
                "max_tokens": 4 + i, "temperature": 0} for i in range(6)]
-    with serving(checkpoint, other, decoder=nc.Decoder, slots=2) as (at, server):
+    with serving(checkpoint, other, decoder=nc.make_decoder, slots=2) as (at, server):
         with ThreadPoolExecutor(6) as pool:
             found = [*pool.map(partial(post, at, "/v1/completions"), bodies)]
         assert [said["usage"]["completion_tokens"] for *_, said in found] == [4, 5, 6, 7, 8, 9]

@@ -18,7 +18,7 @@ import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.tools import on_gpu
 from nanoeuler_parts.selftests.bounds import errors, relative_error
-from nanoeuler_parts.tensor_cores.rows import BY_ROWS
+from nanoeuler_parts.decode.prompts import BY_ROWS
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
 from oracles import naive
@@ -394,7 +394,7 @@ def test_a_llama_of_other_settings_decodes_as_on_the_cpu(weights, tolerance):
     cfg = ne.replace(TINY, tie_embeddings=True, rope_theta=123456.0, norm_eps=1e-3, head_dim=10,
                      seq_len=40, n_mtp=1)
     flat, (tokens, _) = random_flat(cfg, 1, np.float32), batch(cfg, 1, 6, T=30)
-    gpu = nc.Decoder(cfg, flat, weights)
+    gpu = nc.make_decoder(cfg, flat, weights)
     if weights == "bf16":                    # a CPU that multiplies bfloat16 rounds its rows, too
         matrices = flat[:sum(w.size for w in ne.views(flat, ne.param_table(cfg))[ne.MATRICES])]
         matrices[:] = from_bf16(to_bf16(matrices))
@@ -457,7 +457,7 @@ def test_other_llamas_say_what_the_cpu_says(weights, chosen):
     """bf16 matrices are the CPU's float32 matrices, rounded.  The two most probable tokens are
     never closer than 0.001."""
     cfg, flat = llama(chosen)
-    gpu = nc.Decoder(cfg, flat, weights)
+    gpu = nc.make_decoder(cfg, flat, weights)
     if weights == "bf16":
         assert gpu.rows_are_cheap != bool({"qk_norm", "window"} & set(chosen))
         matrices = flat[:sum(w.size for w in ne.views(flat, ne.param_table(cfg))[ne.MATRICES])]
@@ -490,7 +490,7 @@ ROWS = ne.replace(TINY, n_embd=72, n_head=6, n_kv_head=2, head_dim=32, n_hidden=
 
 
 def rows_decoder(slots=1, cfg=ROWS):
-    return nc.Decoder(cfg, random_flat(cfg, 2, np.float32, 0.1), "bf16", slots=slots)
+    return nc.make_decoder(cfg, random_flat(cfg, 2, np.float32, 0.1), "bf16", slots=slots)
 
 
 def rounded_flat(cfg):
@@ -556,7 +556,7 @@ def test_a_prompt_is_the_forward_pass_in_bfloat16(cfg):
     want, rounded = (naive.forward(cfg, p, tokens[0], *way)[1][0] for way in ((), (stored,)))
     most = 2 * row_error(rounded, want)
     assert 0.002 < most < 0.05
-    decoder, T = nc.Decoder(cfg, flat, "bf16"), cfg.seq_len
+    decoder, T = nc.make_decoder(cfg, flat, "bf16"), cfg.seq_len
     first = decoder.read([ne.Part(0, ids, T)]).copy()
     assert row_error(first, want) < most and relative_error(first, want) > 1e-4
     for _ in range(3):                       # and from the graph
@@ -594,7 +594,7 @@ def test_the_device_draws_what_the_host_would(o, speculate):
     """Seventy texts of one seed, in 66 slots, from prompts of any length; some end early.  With
     drafts, whose random numbers are seen before it is known which are needed, too."""
     rng, cfg = np.random.default_rng(4), ne.replace(ROWS, seq_len=90)
-    decoder = nc.Decoder(cfg, rounded_flat(cfg), "bf16", slots=66)
+    decoder = nc.make_decoder(cfg, rounded_flat(cfg), "bf16", slots=66)
     assert decoder.samples_itself
     prompts = [rng.integers(0, cfg.vocab_size, rng.integers(1, 80)).tolist() for _ in range(70)]
     sampling, drawn = ne.Sampling(tokens=25, speculate=speculate, **o), []
@@ -617,7 +617,7 @@ def test_a_step_that_was_queued_ahead_is_forgotten_if_another_is_asked_for():
     """Of tokens, slots, positions, random numbers; logits, and copies, after which the same tokens
     at the same places have another text before them."""
     flat, later = rounded_flat(ROWS), [ne.SampleRequest(1.0, 0, 1.0, 0.0, 0.7)] * 2
-    plain, ahead = (nc.Decoder(ROWS, flat, "bf16", slots=3) for _ in range(2))
+    plain, ahead = (nc.make_decoder(ROWS, flat, "bf16", slots=3) for _ in range(2))
 
     def steps(decoder, later):
         found, tokens = [], [1, 2]
@@ -648,7 +648,7 @@ def test_a_step_that_was_queued_ahead_is_forgotten_if_another_is_asked_for():
 def test_a_token_without_a_likeliest_successor_is_an_error():
     """The embedding of one is NaN: when it is read, a step behind it is queued already."""
     flat, draw = rounded_flat(ROWS), [ne.SampleRequest(1.0, 0, 1.0, 0.0, 0.37)]
-    decoder = nc.Decoder(ROWS, flat, "bf16")
+    decoder = nc.make_decoder(ROWS, flat, "bf16")
 
     def tokens(n):
         decoder.read([ne.Part(0, [1])])
@@ -659,7 +659,7 @@ def test_a_token_without_a_likeliest_successor_is_an_error():
     found = tokens(20)
     i = next(i for i in range(5, 20) if found[i] not in [1, *found[:i]])
     ne.views(flat, ne.param_table(ROWS)).wte[found[i]] = np.nan
-    decoder = nc.Decoder(ROWS, flat, "bf16")
+    decoder = nc.make_decoder(ROWS, flat, "bf16")
     with pytest.raises(ne.UserError, match="the logit of token"):
         tokens(20)
     assert decoder.tokens == [1, *found[:i]]
@@ -677,7 +677,7 @@ def test_rows_after_a_truncation_a_copy_and_a_slide():
     many.copy(2, 1, 130)
     assert np.array_equal(many.read([ne.Part(2, ids[150:200], 1)])[0], want[0])
     assert np.array_equal(many.read([ne.Part(1, ids[130:200], 1)])[0], want[1])
-    many, cpu = nc.Decoder(ROWS, rounded_flat(ROWS), "bf16"), ne.Decoder(
+    many, cpu = nc.make_decoder(ROWS, rounded_flat(ROWS), "bf16"), ne.Decoder(
         ROWS, rounded_flat(ROWS).astype(np.float64))
     for begins, most in ((30, 3e-5), (400, 0.03)):       # rows, x in 17 bits; a prompt: see above
         for decoder in many, cpu:

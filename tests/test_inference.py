@@ -94,15 +94,19 @@ def test_only_what_differs_is_read_again(ids, read):
 
 
 def test_every_decoder_keeps_the_contract():
-    """What `Reader` names, with its arguments; that of the GPU computes in its own way."""
+    """What `Reader` names, with its arguments; those of the GPU compute in their own way."""
     import nanoeuler_cuda as nc
-    for decoder in ne.Decoder, nc.Decoder:
+    for decoder in ne.Decoder, nc.Decoder, nc.fast_decoder().RowsDecoder:
         for name in ("ready", "__init__", "with_slots", "read", "guesses", "step", "truncate"):
             want, found = (list(inspect.signature(getattr(x, name)).parameters.values())
                            for x in (ne.Reader, decoder))
             more = found[len(want):]         # the GPU's has more that need not be given
             assert found[:len(want)] == want, (decoder, name)
             assert all(x.default is not x.empty for x in more), (decoder, name)
+    of_class = [*inspect.signature(nc.Decoder.__init__).parameters.values()][1:]     # but self
+    assert [*inspect.signature(nc.make_decoder).parameters.values()] == of_class
+    assert nc.make_decoder.ready is nc.Decoder.ready
+    assert nc.make_decoder.formats == nc.Decoder.formats == nc.fast_decoder().RowsDecoder.formats
 
 
 def test_generate_is_greedy_at_temperature_zero():

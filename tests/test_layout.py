@@ -85,6 +85,7 @@ LEVELS = [
     {"nanoeuler_cuda"},
     {"gpu_memory"},
     {"tensor_cores", "ranks"},
+    {"decode"},
     {"selftests"},
 ]
 # Folders of one level that may import each other
@@ -102,11 +103,12 @@ UPWARD = {
     *(("tools.on_gpu", name, "selftests") for name in ("self_tests", "gradient_check", "ladder")),
     ("tools.on_gpu", "training_verb", "ranks"),
     ("nanoeuler_cuda", "tensor_cores", "tensor_cores"),
+    ("nanoeuler_cuda", "fast_decoder", "decode"),
     ("nanoeuler_cuda", "gpu_memory", "gpu_memory"),
 }
 PARTS = sorted((ROOT / "nanoeuler_parts").rglob("*.py"))
 PROGRAMS = ("bpe.py", "nanoeuler.py", "nanoeuler_cuda.py", "check.py")
-ON_CUDA = "tensor_cores", "ranks", "selftests"
+ON_CUDA = "tensor_cores", "decode", "ranks", "selftests"
 BELOW = {"bpe.py": {"bpe"}, "nanoeuler.py": {"bpe", "nanoeuler", "nanoeuler_parts"},
          "nanoeuler_cuda.py": {"bpe", "nanoeuler", "nanoeuler_cuda", "nanoeuler_parts"},
          "check.py": {"nanoeuler", "nanoeuler_parts"}}
@@ -435,7 +437,7 @@ def test_what_benchmarks_and_gpu_tests_use_of_the_programs_is_there(path):
     """They run for minutes, some on a GPU only: a name that went away must show before."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module.startswith("nanoeuler_parts"):
-            if re.match("nanoeuler_parts.(gpu|tensor_cores|ranks|selftests|tools.on_gpu)",
+            if re.match("nanoeuler_parts.(gpu|tensor_cores|decode|ranks|selftests|tools.on_gpu)",
                         node.module):
                 pytest.importorskip("numba_cuda", reason="numba-cuda comes with the extra cuda")
             module = importlib.import_module(node.module)

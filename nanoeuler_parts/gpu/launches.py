@@ -54,8 +54,9 @@ PARTS = pathlib.Path(__file__).parent.parent
 # A compiled kernel contains the code of the device functions that it calls, from any of these
 # files.  So an edit of any of them recompiles all kernels.
 DEVICE_CODE = [str(path) for path in (
-    PARTS.parent / "nanoeuler_cuda.py", *sorted(PARTS.glob("gpu/*.py")),
-    *sorted(PARTS.glob("ranks/*.py")), *sorted(PARTS.glob("tensor_cores/*.py")))]
+    PARTS.parent / "nanoeuler_cuda.py",
+    *(path for folder in ("gpu", "ranks", "tensor_cores", "decode")
+      for path in sorted((PARTS / folder).glob("*.py"))))]
 
 def cuda_kernel(function=None, **options):
     """The decorator of kernels: cuda.jit with a cache on disk, which an edit of any file in

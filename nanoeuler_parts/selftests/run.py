@@ -6,7 +6,9 @@ import os
 import numpy as np
 
 from bpe import need
-from nanoeuler_cuda import DTYPES, free_bytes, has, kernel_path, NAMES, open_device
+from nanoeuler_cuda import (
+    DTYPES, fast_decoder, free_bytes, has, kernel_path, NAMES, open_device,
+)
 from nanoeuler_parts.gpu.processes import processes
 from nanoeuler_parts.selftests.bounds import errors, fault
 from nanoeuler_parts.selftests.cases import OpTests
@@ -36,8 +38,8 @@ def self_tests(quick=False, jobs=1, only=()):
     failed, path = [], kernel_path()
     tests = {group: group_cases(quick, group, path) for group in chosen}
     with processes(jobs, open_device) as submit:
-        # Each type of a case is a job of its own.  The last groups are those of tensor_cores, which
-        # take longest: they start first
+        # Each type of a case is a job of its own.  The last groups are those of decode/, which take
+        # longest: they start first
         runs = {(group, name, i, dtype): submit(run_case, quick, group, name, i, dtype)
                 for group in reversed(tests)
                 for name, cases in tests[group].items()
@@ -92,8 +94,11 @@ def case_groups(quick):
               "muon": add_muon_tests,
               "decode": add_decode_tests, "ranks": add_rank_tests}
     if kernel_path() != "portable":
-        from nanoeuler_parts.selftests.fast import GROUPS     # tensor_cores/ is there
-        groups |= GROUPS
+        from nanoeuler_parts.selftests import fast   # tensor_cores/ is there
+        groups |= fast.GROUPS
+        if fast_decoder():
+            from nanoeuler_parts.selftests import decoding
+            groups |= decoding.GROUPS
     return groups
 
 @functools.cache

@@ -9,8 +9,6 @@
     matmul_mma.py, matmul_wgmma.py   matrix products on the two kernel paths
     attention.py   FlashAttention
     ops.py         TensorOps: which of these kernels a model's products and attention take
-    rows.py        the kernels of a decoder's step
-    steps.py       the steps as graphs, prompts, and the decoder
 
 All products multiply bfloat16 and add in float32.  There are two kernel paths:
 

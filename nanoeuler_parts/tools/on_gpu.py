@@ -139,7 +139,7 @@ def tr_verb(add):
     t_verb(add).set_defaults(resume=True)
 
 def i_verb(add):
-    add(device_verb(generate_text, decoder="Decoder"), *TO_GENERATE,
+    add(device_verb(generate_text, decoder="make_decoder"), *TO_GENERATE,
         settings=fields(Sampling))
 
 def s_verb(add):
@@ -151,7 +151,7 @@ def d_verb(add):
         settings=fields(DpoRun.Options), shape=sft.CONTEXT)
 
 def c_verb(add):
-    add(device_verb(chat, decoder="Decoder"), MODEL, settings=fields(ChatSampling))
+    add(device_verb(chat, decoder="make_decoder"), MODEL, settings=fields(ChatSampling))
 
 def eval_verb(add):
     from nanoeuler_parts.tools.evaluation import EVAL_ARGUMENTS, EvalOptions, evaluate
@@ -164,12 +164,12 @@ def eval_verb(add):
         matmul: str = ne.setting("wgmma", 0, 0)          # this and `recompute` have no flag
         recompute: bool = ne.setting(True, 0, 0)         # no backward pass needs activations
 
-    call = device_verb(partial(evaluate, settings=Options), decoder="Decoder", engine="Model")
+    call = device_verb(partial(evaluate, settings=Options), decoder="make_decoder", engine="Model")
     add(call, *EVAL_ARGUMENTS, settings=fields(Options))
 
 def serve_verb(add):
     from nanoeuler_parts.serve.verb import serve, SERVED, Serving
-    add(device_verb(serve, decoder="Decoder"), SERVED, settings=fields(Serving))
+    add(device_verb(serve, decoder="make_decoder"), SERVED, settings=fields(Serving))
 
 def doctor_verb(add):
     add(doctor)

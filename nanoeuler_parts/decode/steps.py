@@ -1,8 +1,4 @@
-"""Decoding on tensor cores: steps of rows, prompts, and the decoder that uses both.
-
-    RowsDecoder    the decoder; section 9 of nanoeuler_cuda.py makes one if `refused` returns ""
-    RowSteps       runs steps of up to AT_ONCE rows: CUDA graphs of the kernels in rows.py
-    Prompts        reads a long beginning of a slot at once, with the kernels of training
+"""RowSteps: runs the steps of a decoder as CUDA graphs, and owns its KV cache and activations.
 
 The data of one step:
 
@@ -22,107 +18,29 @@ import struct
 import sys
 from collections import namedtuple
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
-from cuda.bindings import driver
 from numba import cuda
 
 import nanoeuler as ne
 from bpe import need
-from nanoeuler_cuda import (
-    cdiv, Decoder, embedding_forward, LayerBuffers, Layers, make_ops, new, rope, to_device, view,
-    window_of,
+from nanoeuler_cuda import cdiv, make_ops, new, to_device, view
+from nanoeuler_parts.decode.attend import (
+    attend_kernel, heads_per_block, keys_per_split, MERGE_FROM, merge_kernel,
 )
-from nanoeuler_parts.chat.sampling import Sampling
-from nanoeuler_parts.files.printing import counted
-from nanoeuler_parts.gpu.launches import cuda_kernel, gpu, Graph, launch, ok, overlapping
-from nanoeuler_parts.gpu.numbers import LOG2E, value
-from nanoeuler_parts.tensor_cores.rows import (
-    advance_kernel, AT_ONCE, attend_kernel, BY_ROWS, choose_kernel, COUNTS, DRAW_FIELDS, GROUP,
-    keys_per_split, MERGE_FROM, N_ROWS, N_WANTED, product_kernels, product_smem, take_kernel,
-    tiles_per_block, TURNS_AT_ONCE,
+from nanoeuler_parts.decode.products import (
+    add_product_kernel, GROUP, product_kernels, rows_smem, tiles_per_block, TURNS_AT_ONCE,
+    whole_smem,
 )
+from nanoeuler_parts.decode.prompts import power_of_two, prompt_size, Prompts
+from nanoeuler_parts.decode.sampling import choose_kernel, DRAW_FIELDS
+from nanoeuler_parts.decode.table import (
+    advance_kernel, AT_ONCE, copy_row, COUNTS, download, N_ROWS, N_WANTED, take_kernel, upload,
+)
+from nanoeuler_parts.gpu.launches import cuda_kernel, gpu, Graph, launch, overlapping
+from nanoeuler_parts.gpu.numbers import LOG2E
 
-def heads_per_block(H, G):
-    """Returns how many of the H / G query heads that share keys one block takes: all of five or
-    seven, otherwise the largest divisor of H / G up to four."""
-    share = H // G
-    return share if share in (5, 7) else max(n for n in range(1, 5) if share % n == 0)
-
-def refused(cfg, hopper):
-    """Returns why RowSteps cannot run a model of this shape in bfloat16, or "" if it can.
-    hopper: kernels may use Hopper's copy engine"""
-    size = ne.dims_of(cfg)
-    if cfg.qk_norm:
-        return "the model has norms of q and k (qk_norm)"
-    if window_of(cfg):
-        return f"the model has a window of {counted(window_of(cfg), 'token')}"
-    for name, n, unit in (("n_embd", size.C, 8), ("n_hidden", size.F, 8), ("head_dim", size.D, 16)):
-        if n % unit:
-            return f"{name} is {n}, not a multiple of {unit}"
-    if size.D > 128:
-        return f"head_dim is {size.D}, more than 128"
-    smem = whole_smem(size, 1, hopper)
-    room = cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-    if smem > room:
-        return f"a block needs {smem:,} bytes of shared memory, and this GPU allows {room:,}"
-    return ""
-
-def whole_smem(size, groups, hopper):
-    """Returns the bytes of shared memory that the largest block of any kernel needs, for blocks of
-    up to `groups` groups of rows.  They include the dynamic part and the static arrays: the warps'
-    shares, the squares, the table and the mbarrier."""
-    smem, others = rows_smem(size, groups, hopper), min(groups, 2)
-
-    def with_shares(asked, groups, tiles):
-        return asked + 8 * groups * (tiles * 8 * 8 + 8) * 4 + 5 * AT_ONCE * 4 + 8
-    return max(with_shares(smem.qkv, groups, 2), with_shares(smem.proj, 1, 1),
-               with_shares(smem.gate_up, groups, tiles_per_block(2, size.C, groups)),
-               with_shares(smem.add_att, others, tiles_per_block(1, size.HD, others)),
-               with_shares(smem.down, others, tiles_per_block(1, size.F, others)))
-
-def rows_bytes(cfg):
-    """Returns the bytes of RowSteps without its cache, and of Prompts, for slots as long as the
-    context."""
-    size, T = ne.dims_of(cfg), cfg.seq_len
-    splits = cdiv(T, keys_per_split(size.D))
-    bytes_per_row = 4 * (2 * size.C + 2 * size.HD + size.F + splits * (
-        size.HD + 2 * size.H)) + 12 * size.V
-    bytes_per_token = 8 * size.C + 2 * size.QKV + 2 * size.HD + 6 * size.F + 4 * size.H
-    return AT_ONCE * bytes_per_row + T * bytes_per_token
-
-# Bytes of dynamic shared memory per block of each kernel.  add_att is the kernel `down`, made for
-# the product of att instead of swiglu.
-RowsSmem = namedtuple("RowsSmem", "qkv proj add_att gate_up down")
-
-def rows_smem(size, groups, hopper):
-    """Returns RowsSmem of the kernels whose blocks take `groups` groups of rows."""
-    def of(tiles, K, normed=False):
-        return product_smem(K, tiles, normed, hopper)
-    of_x, of_att, of_swiglu = (tiles_per_block(tiles, K, groups) for tiles, K in (
-        (2, size.C), (1, size.HD), (1, size.F)))
-    return RowsSmem(of(2, size.C, True), of(1, size.HD) + GROUP * 4 * (size.HD + 4),
-                    of(of_att, size.HD), of(of_x, size.C, True), of(of_swiglu, size.F))
-
-def upload(x, staged):
-    """Queues a copy of pinned memory to the beginning of a device array.  Faster than Numba's
-    copy_to_device, which checks both arrays first."""
-    ok(driver.cuMemcpyHtoDAsync(int(x.gpu_data.device_pointer), staged.ctypes.data, staged.nbytes,
-                                int(gpu.stream.handle)))
-
-def download(staged, x):
-    """Queues a copy of the beginning of a device array to pinned memory."""
-    ok(driver.cuMemcpyDtoHAsync(staged.ctypes.data, int(x.gpu_data.device_pointer), staged.nbytes,
-                                int(gpu.stream.handle)))
-
-def copy_row(x, out, start):
-    """Queues a copy of x.shape[1] numbers of `out`, from index `start`, to the first row of x."""
-    ok(driver.cuMemcpyDtoDAsync(int(x.gpu_data.device_pointer),
-                                int(out.gpu_data.device_pointer) + start * out.dtype.itemsize,
-                                x.shape[1] * x.dtype.itemsize, int(gpu.stream.handle)))
-
-# Groups of rows per block.  qkv_gate_up: of these two kernels; others: of proj, down and
+# Groups of rows per block.  qkv_gate_up: of these two kernels; others: of add_product and
 # logits.  The number of groups does not change the bits of the results.
 Groups = namedtuple("Groups", "qkv_gate_up others")
 
@@ -131,27 +49,17 @@ def groups_per_block(count, most):
     groups = min(power_of_two(cdiv(count, GROUP)), most)
     return Groups(groups, min(groups, 2))
 
-def power_of_two(n):
-    """Returns n rounded up to a power of two, or 0 for 0."""
-    return 1 << (n - 1).bit_length() if n else 0
-
-def prompt_size(n):
-    """Returns the number of tokens to compute for a prompt of n tokens: n rounded up to 2^k or
-    3 2^k.  So there are few graphs, and padding is at most a third of the work."""
-    whole = power_of_two(n)
-    return 3 * whole // 4 if whole >= 4 and n <= 3 * whole // 4 else whole
-
 # The kind of a graph of RowSteps, and its key in `RowSteps.graphs`:
 # rows          upper bound of the number of rows
-# splits        upper bound of the splits of their contexts; 0: Prompts has already run the layers
-#               of these rows, and only their logits remain
+# splits        upper bound of the splits of their contexts; 0 if from_prompt, since nothing attends
 # lines         upper bound of the number of rows whose logits are requested
 # whole_step    the rows are a whole step: the graph also uploads their table, and downloads the
 #               lines
+# from_prompt   Prompts has already run the layers of these rows, and only their logits remain
 # sampled       tokens are sampled from the lines, and the lines stay on the device
 # ahead         the table is made on the device, from that of the step before and its sampled tokens
-StepKind = namedtuple("StepKind", "rows splits lines whole_step sampled ahead",
-                      defaults=(False, False))
+StepKind = namedtuple("StepKind", "rows splits lines whole_step from_prompt sampled ahead",
+                      defaults=(False, False, False))
 MOST_GRAPHS = 128                            # graphs that RowSteps keeps
 # The arguments of `RowSteps.draw`, and the half of `draws` and `chosen` that the step uses
 StepRequest = namedtuple("StepRequest", "tokens slots positions draws ring")
@@ -174,11 +82,12 @@ class RowSteps:
         self.groups = max(groups for groups in TURNS_AT_ONCE
                           if whole_smem(size, groups, self.hopper) <= room)
         self.smem = {groups: rows_smem(size, groups, self.hopper) for groups in TURNS_AT_ONCE}
-
-        def products(F, groups):
-            return product_kernels(size.C, size.HD, size.D, F, groups, self.hopper, cfg.qkv_bias)
-        self.kernels = {groups: products(size.F, groups) for groups in TURNS_AT_ONCE}
-        self.add_att = {groups: products(size.HD, groups).down for groups in (1, 2)}
+        self.kernels = {groups: product_kernels(size.C, size.HD, size.D, size.F, groups,
+                                                self.hopper, cfg.qkv_bias)
+                        for groups in TURNS_AT_ONCE}
+        self.add_product = {(groups, K): add_product_kernel(size.C, K, groups, self.hopper)
+                            for groups in (1, 2) for K in (size.HD, size.F)}
+        self.merge = merge_kernel(size.HD, size.D, self.hopper)
         self.heads_per_block = heads_per_block(size.H, size.G)
         self.take = take_kernel(self.hopper)
         self.attend = attend_kernel(size.D, self.heads_per_block,
@@ -268,9 +177,9 @@ class RowSteps:
         """Queues the step after this one, in which each text continues with the token that this
         step samples.  So the device keeps working while the host reads the tokens.
 
-        If the next request is another one, the queued step is wasted, and the request waits for it.
-        To waste few steps when texts end, a step is queued ahead only after the same n slots have
-        sampled for n steps in a row.
+        If the next request is another one, because a text has ended or has begun, the queued step
+        is wasted, and the request waits for it.  The more texts there are, the more often one of
+        them ends.  So a step of n texts is queued ahead only after n steps of the same slots.
 
         Returns the StepRequest that the queued step answers, or None if no step was queued.  Its
         tokens are empty, since they are not known yet."""
@@ -281,7 +190,8 @@ class RowSteps:
                             1 - request.ring)
         self.stage_draws(ahead)
         rows = power_of_two(count)
-        self.launch(StepKind(rows, self.splits_bucket(longest), rows, True, True, True))
+        self.launch(StepKind(rows, self.splits_bucket(longest), rows, whole_step=True,
+                             sampled=True, ahead=True))
         self.done[ahead.ring].record(gpu.stream)
         return ahead
 
@@ -291,7 +201,7 @@ class RowSteps:
         self.wait()
         T = min(prompt_size(len(ids)), self.T)
         if not self.prompts or len(self.prompts.x) < T:
-            for kind in [kind for kind in self.graphs if not kind.splits]:
+            for kind in [kind for kind in self.graphs if kind.from_prompt]:
                 del self.graphs[kind]        # these graphs read x of the old Prompts
             self.prompts = None              # frees its memory before more is allocated
             self.prompts = Prompts(self, T, make_ops(self.top))
@@ -300,13 +210,13 @@ class RowSteps:
         found = []
         for first in range(len(ids) - wanted, len(ids), ne.MOST_ROWS):
             rows = [*range(first, min(first + ne.MOST_ROWS, len(ids)))]
-            lines = self.run(rows, rows, rows, range(len(rows)), of_prompt=True)
+            lines = self.run(rows, rows, rows, range(len(rows)), from_prompt=True)
             found.append([x.copy() for x in lines])
         return [np.concatenate(x) for x in zip(*found)]
 
-    def run(self, tokens, slots, positions, wanted, of_prompt=False, sampled=False):
+    def run(self, tokens, slots, positions, wanted, from_prompt=False, sampled=False):
         """Runs a step as `compute` does, in pieces of AT_ONCE rows.
-        of_prompt: `tokens` are rows of Prompts.x, whose layers have already run
+        from_prompt: `tokens` are rows of Prompts.x, whose layers have already run
         sampled: queues the step, in which tokens are sampled, and does not wait"""
         if len(wanted) > len(self.out):
             self.prepare(ne.MOST_ROWS)
@@ -318,9 +228,9 @@ class RowSteps:
             self.stage_table(i, *columns, here, lines)
             if not whole_step:
                 upload(self.rows, self.staged[i])
-            self.launch(StepKind(power_of_two(n),
-                                 0 if of_prompt else self.splits_bucket(1 + max(columns[2])),
-                                 power_of_two(len(here)), whole_step, sampled))
+            splits = 0 if from_prompt else self.splits_bucket(1 + max(columns[2]))
+            self.launch(StepKind(power_of_two(n), splits, power_of_two(len(here)), whole_step,
+                                 from_prompt, sampled))
             lines += len(here)
         if lines and not sampled:
             if not whole_step:
@@ -372,10 +282,10 @@ class RowSteps:
             launch(advance_kernel, self.rows, self.latest, grid=1, block=AT_ONCE)
         elif kind.whole_step:
             upload(self.rows, self.staged[0])
-        source = self.p.wte if kind.splits else self.prompts.x
+        source = self.prompts.x if kind.from_prompt else self.p.wte
         launch(self.take, self.x, self.rows, source, grid=kind.rows, block=128)
         with overlapping() if self.hopper else contextlib.nullcontext():
-            if kind.splits:
+            if not kind.from_prompt:
                 self.queue_layers(kind.rows, kind.splits)
             if kind.lines:
                 head = self.p.wte if self.cfg.tie_embeddings else self.p.lm_head[0]
@@ -410,14 +320,15 @@ class RowSteps:
                 launch(k.proj, x, o, ml, p.attn_proj[l], rows, grid=size.C // 8,
                        block=256, smem=smem.proj)
             else:
-                launch(k.merge, self.att, o, ml, rows, grid=(cdiv(size.HD, 512), count),
+                launch(self.merge, self.att, o, ml, rows, grid=(cdiv(size.HD, 512), count),
                        block=128)
-                launch(self.add_att[others], x, self.att, p.attn_proj[l], rows, block=256,
-                       grid=grid(size.C, 1, size.HD, others), smem=self.smem[others].add_att)
+                launch(self.add_product[others, size.HD], x, self.att, p.attn_proj[l], rows,
+                       grid=grid(size.C, 1, size.HD, others), block=256,
+                       smem=self.smem[others].add_att)
             launch(k.gate_up, self.y, x, p.mlp_norm[l], p.gate_up[l], rows, eps,
                    grid=grid(2 * size.F, 2, size.C, groups), block=256, smem=smem.gate_up)
-            launch(self.kernels[others].down, x, self.y, p.down[l], rows, block=256,
-                   grid=grid(size.C, 1, size.F, others), smem=self.smem[others].down)
+            launch(self.add_product[others, size.F], x, self.y, p.down[l], rows, block=256,
+                   grid=grid(size.C, 1, size.F, others), smem=self.smem[others].add_swiglu)
 
     def queue_logits(self, out, head, rows, lines=1):
         """Queues the logits of up to `lines` rows of x.
@@ -456,79 +367,6 @@ class RowSteps:
             launch(copy_slot_kernel, cache, source, slot, n, grid=(self.size.G, self.size.L),
                    block=256)
 
-class Prompts(Layers):
-    """Reads the beginning of a slot as `Model.forward` reads a sequence.
-
-    It computes T tokens, one of some sizes: see `prompt_size`.  The tokens after the prompt's
-    end are arbitrary, since attention is causal.  Activations have memory for one layer, allocated
-    at the first prompt: 8 C + 2 QKV + 2 HD + 6 F bytes per token, 12 MB for 512 tokens of
-    `base`."""
-
-    def __init__(self, steps, T, ops):
-        """steps: the RowSteps whose cache is filled
-        ops: Ops of its own, since its buffers live as long as it does"""
-        def buffer(*shape, dtype=np.uint16):
-            return new(shape, dtype)
-
-        size, self.cfg, self.w, self.p, self.ops = steps.size, steps.cfg, steps.p, steps.p, ops
-        self.size, self.kc, self.vc = size, steps.kc, steps.vc
-        self.cos, self.sin, self.most = steps.cos, steps.sin, steps.T
-        self.x = buffer(T, size.C, dtype=np.float32)
-        # Only a backward pass would read `unused` and lse
-        self.unused = buffer(T, size.C), buffer(T, dtype=np.float32)
-        self.lse = buffer(size.H * T, dtype=np.float32)
-        self.whole = LayerBuffers(buffer(T, size.C), buffer(T, size.QKV), None, None,
-                                  buffer(T, size.HD), buffer(T, 2 * size.F), buffer(T, size.F))
-        self.slot_and_ids = new(2 + T, np.int32)         # slot, number of tokens, the tokens
-        self.staged = cuda.pinned_array(2 + T, np.int32)
-        self.graphs = {}                     # T -> Graph
-
-    def read(self, slot, ids):
-        """Queues the reading of a prompt into the cache.  The device must not be reading
-        self.staged."""
-        T = min(prompt_size(len(ids)), self.most)
-        self.staged[:2] = slot, len(ids)
-        self.staged[2:2 + len(ids)] = ids
-        self.staged[2 + len(ids):2 + T] = 0
-        if T not in self.graphs:
-            self.graphs[T] = Graph()
-        self.graphs[T](functools.partial(self.queue, T))
-
-    def queue(self, T):
-        """Queues T tokens through all layers: fills self.x, and the keys and values of the slot."""
-        def rows(x):
-            return x if x is None else view(x, 0, (T, *x.shape[1:]))
-
-        self.state, self.part = rows(self.x), LayerBuffers(*map(rows, self.whole))
-        upload(self.slot_and_ids, self.staged[:2 + T])
-        embedding_forward(self.state, view(self.slot_and_ids, 2, (T,)), self.p.wte)
-        self.run_layers()
-
-    def of_layer(self, l):
-        return self.part
-
-    def saved(self, i):
-        return tuple(view(x, 0, (len(self.state), *x.shape[1:])) for x in self.unused)
-
-    def attention(self, l, b):
-        """Keeps k and v of the prompt's tokens in the slot, and attends to those in b.qkv."""
-        size, T = self.size, len(b.qkv)
-        rope(b.qkv, self.cos, self.sin, T, size.H + size.G, 1)
-        launch(keep_kernel, self.kc[l], self.vc[l], b.qkv, self.slot_and_ids, grid=(T, size.G),
-               block=size.D)
-        self.ops.attention_forward(b.att, view(self.lse, 0, (size.H, T)), b.qkv, T, size.D)
-
-@cuda_kernel
-def keep_kernel(kc, vc, qkv, slot_and_ids):
-    """Copies the keys and values of a prompt's tokens to their slot, not of the tokens after them.
-    kc, vc (slots, G, T, D) of a layer, qkv (T, QKV) after RoPE
-    slot_and_ids: slot, number of tokens, tokens     grid (T, G), D threads"""
-    t, g, i, D = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x, kc.shape[3]
-    slot, v = slot_and_ids[0], qkv.shape[1] - (kc.shape[1] - g) * D  # where v begins
-    if t < slot_and_ids[1]:
-        kc[slot, g, t, i] = value(qkv[t, v - kc.shape[1] * D + i])
-        vc[slot, g, t, i] = value(qkv[t, v + i])
-
 @cuda_kernel
 def copy_slot_kernel(cache, source, slot, n):
     """cache[l, slot, g, t] = cache[l, source, g, t] for t < n     cache (L, slots, G, T, D)
@@ -538,131 +376,3 @@ def copy_slot_kernel(cache, source, slot, n):
     for i in range(cuda.threadIdx.x, n * cache.shape[4], 256):
         dst[0, i] = src[0, i]                # the keys of a slot are contiguous
 
-class RowsDecoder(Decoder):
-    """A decoder that runs its steps by RowSteps, with bfloat16 matrices"""
-    rows_are_cheap = samples_itself = True
-    fastest = "bf16"
-
-    def begin(self, cfg, slots, length):
-        super().begin(cfg, slots, length)
-        self.heads = cfg.n_mtp - 1
-        self.unread = set()                  # slots with texts that are not in the cache yet
-
-    def allocate(self):
-        self.steps = RowSteps(self.cfg, self.weights, len(self.held_ids), self.length, self.top)
-
-    def copy(self, source, slot, n):
-        if source in self.unread:
-            self.unread.add(slot)
-        else:
-            self.unread.discard(slot)
-            self.steps.copy(source, slot, n)
-        self.held_ids[slot] = self.held_ids[source][:n]
-        return n
-
-    def read(self, parts):
-        """See `Reader`.  Nearly all parts append a few tokens to a slot with room for them.  They
-        skip the general path, because a step takes the device no longer than a hundred lines of
-        Python."""
-        parts = [*parts]
-        found = self.plain_rows(parts)
-        if not found:
-            return super().read(parts)
-        logits, self.final = self.steps.compute(*found)
-        for token, slot in zip(*found[:2]):
-            self.held_ids[slot].append(token)
-        return logits
-
-    def sample_on_device(self, parts, requests, later=()):
-        """See `Reader`.  Returns None unless all parts append to texts in the cache
-        (`plain_rows`)."""
-        parts = [*parts]
-        found = self.plain_rows(parts)
-        if not found:
-            return None
-        sampled = self.steps.draw(*found, requests, later)
-        self.final = None                    # it stays on the device
-        if min(sampled) < 0:                 # the largest logit is not finite: `sample` raises
-            logits, _ = self.steps.compute(*found)
-            ne.sample(logits[sampled.index(-1)], None, Sampling(temperature=0))
-        for token, slot in zip(*found[:2]):
-            self.held_ids[slot].append(token)
-        return sampled
-
-    def plain_rows(self, parts):
-        """Returns (tokens, slots, positions, wanted) of parts that append to texts in the cache, up
-        to MOST_ROWS tokens in all, without overflowing a slot.  Returns None for other or faulty
-        parts."""
-        tokens, slots, positions, wanted = [], [], [], []
-        held, unread, length = self.held_ids, self.unread, self.length
-        for slot, ids, n in parts:
-            if slot in unread or not 0 <= slot < len(held):
-                return None
-            start, count = len(held[slot]), len(ids)
-            if not (start and 0 < count <= length - start and 0 <= n <= count):
-                return None
-            if count == n == 1:              # the usual case
-                wanted.append(len(tokens))
-                tokens.append(int(ids[0]))
-                slots.append(slot)
-                positions.append(start)
-                continue
-            tokens += map(int, ids)
-            slots += [slot] * count
-            positions += range(start, start + count)
-            wanted += range(len(tokens) - n, len(tokens))
-        known = 0 < len(tokens) <= ne.MOST_ROWS and (
-            min(tokens) >= 0 and max(tokens) < self.cfg.vocab_size)
-        if known and len({slot for slot, *_ in parts}) == len(parts):
-            return tokens, slots, positions, wanted
-        return None
-
-    def read_pieces(self, pieces):
-        """Reads Pieces, and returns the requested logits in their order.
-
-        The beginning of a slot waits until logits of it are requested.  Then it is read as a whole:
-        by rows, or as a prompt if it has more than BY_ROWS tokens.  So its bits do not depend on
-        how it was cut into pieces."""
-        found, rows = {}, []
-        for i, (slot, start, ids, wanted) in enumerate(pieces):
-            if slot in self.unread:
-                start, ids = 0, self.held_ids[slot][:start] + ids
-            if start or wanted and len(ids) <= BY_ROWS:
-                rows.append((i, ne.Piece(slot, start, ids, wanted)))
-                continue
-            self.truncate(0, slot)           # if reading fails, the slot is empty
-            self.unread.discard(slot)
-            if wanted:
-                found[i] = self.steps.read_prompt(slot, ids, wanted)
-            else:
-                self.unread.add(slot)
-            self.held_ids[slot] = list(ids)
-        if rows:
-            for _, (slot, start, *_) in rows:
-                self.truncate(start, slot)
-                self.unread.discard(slot)
-            logits, at = super().read_pieces([piece for _, piece in rows]), 0
-            for i, (*_, wanted) in rows:
-                here = slice(at, at + wanted)
-                found[i] = logits[here], self.final[here] if self.heads else None
-                at += wanted
-        if not found:
-            return np.zeros((0, self.cfg.vocab_size), np.float32)
-        logits, final = zip(*[found[i] for i in sorted(found)])
-        if self.heads:
-            self.final = np.concatenate(final)
-        return np.concatenate(logits)
-
-    def compute(self, rows):
-        logits, final = self.steps.compute(*map(np.ndarray.tolist, rows[:3]), rows.wanted.tolist())
-        self.work = SimpleNamespace(final=final)         # rows of x that `guesses` needs
-        return logits
-
-    def guesses(self, row):
-        if self.heads:
-            return self.steps.guesses(row, None if self.final is None else self.final[row])
-        return super().guesses(row)
-
-    def decode(self, token, position):
-        logits, _ = self.steps.compute([token], [0], [position], [0])
-        return logits[0]

@@ -1,0 +1,103 @@
+"""Prompts: reads a long beginning of a slot at once, with the kernels of training.
+
+If more than BY_ROWS tokens begin a slot, they are read as one sequence, as in training.  Mostly
+they are a prompt, or the half of its tokens that a full slot keeps.  Then the activations between
+kernels are bfloat16, as in PyTorch, and keys and values are rounded to it.  The bits depend on the
+tokens up to a position, not on the length.  So a prompt differs from the same text read token by
+token, by bfloat16 rounding.  It gives the same bits alone, in a batch, with drafts, and in pieces
+(RowsDecoder.read_pieces).
+"""
+import functools
+
+import numpy as np
+from numba import cuda
+
+from nanoeuler_cuda import embedding_forward, LayerBuffers, Layers, new, rope, view
+from nanoeuler_parts.decode.table import AT_ONCE, upload
+from nanoeuler_parts.gpu.launches import cuda_kernel, Graph, launch
+from nanoeuler_parts.gpu.numbers import value
+
+BY_ROWS = AT_ONCE                            # longest beginning of a slot that is read by rows
+
+def power_of_two(n):
+    """Returns n rounded up to a power of two, or 0 for 0."""
+    return 1 << (n - 1).bit_length() if n else 0
+
+def prompt_size(n):
+    """Returns the number of tokens to compute for a prompt of n tokens: n rounded up to 2^k or
+    3 2^k.  So there are few graphs, and padding is at most a third of the work."""
+    whole = power_of_two(n)
+    return 3 * whole // 4 if whole >= 4 and n <= 3 * whole // 4 else whole
+
+class Prompts(Layers):
+    """Reads the beginning of a slot as `Model.forward` reads a sequence.
+
+    It computes T tokens, one of some sizes: see `prompt_size`.  The tokens after the prompt's
+    end are arbitrary, since attention is causal.  Activations have memory for one layer, allocated
+    at the first prompt: 8 C + 2 QKV + 2 HD + 6 F bytes per token, 12 MB for 512 tokens of
+    `base`."""
+
+    def __init__(self, steps, T, ops):
+        """steps: the RowSteps whose cache is filled
+        ops: Ops of its own, since its buffers live as long as it does"""
+        def buffer(*shape, dtype=np.uint16):
+            return new(shape, dtype)
+
+        size, self.cfg, self.w, self.p, self.ops = steps.size, steps.cfg, steps.p, steps.p, ops
+        self.size, self.kc, self.vc = size, steps.kc, steps.vc
+        self.cos, self.sin, self.most = steps.cos, steps.sin, steps.T
+        self.x = buffer(T, size.C, dtype=np.float32)
+        # Only a backward pass would read `unused` and lse
+        self.unused = buffer(T, size.C), buffer(T, dtype=np.float32)
+        self.lse = buffer(size.H * T, dtype=np.float32)
+        self.whole = LayerBuffers(buffer(T, size.C), buffer(T, size.QKV), None, None,
+                                  buffer(T, size.HD), buffer(T, 2 * size.F), buffer(T, size.F))
+        self.slot_and_ids = new(2 + T, np.int32)         # slot, number of tokens, the tokens
+        self.staged = cuda.pinned_array(2 + T, np.int32)
+        self.graphs = {}                     # T -> Graph
+
+    def read(self, slot, ids):
+        """Queues the reading of a prompt into the cache.  The device must not be reading
+        self.staged."""
+        T = min(prompt_size(len(ids)), self.most)
+        self.staged[:2] = slot, len(ids)
+        self.staged[2:2 + len(ids)] = ids
+        self.staged[2 + len(ids):2 + T] = 0
+        if T not in self.graphs:
+            self.graphs[T] = Graph()
+        self.graphs[T](functools.partial(self.queue, T))
+
+    def queue(self, T):
+        """Queues T tokens through all layers: fills self.x, and the keys and values of the slot."""
+        def rows(x):
+            return x if x is None else view(x, 0, (T, *x.shape[1:]))
+
+        self.state, self.part = rows(self.x), LayerBuffers(*map(rows, self.whole))
+        upload(self.slot_and_ids, self.staged[:2 + T])
+        embedding_forward(self.state, view(self.slot_and_ids, 2, (T,)), self.p.wte)
+        self.run_layers()
+
+    def of_layer(self, l):
+        return self.part
+
+    def saved(self, i):
+        return tuple(view(x, 0, (len(self.state), *x.shape[1:])) for x in self.unused)
+
+    def attention(self, l, b):
+        """Keeps k and v of the prompt's tokens in the slot, and attends to those in b.qkv."""
+        size, T = self.size, len(b.qkv)
+        rope(b.qkv, self.cos, self.sin, T, size.H + size.G, 1)
+        launch(keep_kernel, self.kc[l], self.vc[l], b.qkv, self.slot_and_ids, grid=(T, size.G),
+               block=size.D)
+        self.ops.attention_forward(b.att, view(self.lse, 0, (size.H, T)), b.qkv, T, size.D)
+
+@cuda_kernel
+def keep_kernel(kc, vc, qkv, slot_and_ids):
+    """Copies the keys and values of a prompt's tokens to their slot, not of the tokens after them.
+    kc, vc (slots, G, T, D) of a layer, qkv (T, QKV) after RoPE
+    slot_and_ids: slot, number of tokens, tokens     grid (T, G), D threads"""
+    t, g, i, D = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x, kc.shape[3]
+    slot, v = slot_and_ids[0], qkv.shape[1] - (kc.shape[1] - g) * D  # where v begins
+    if t < slot_and_ids[1]:
+        kc[slot, g, t, i] = value(qkv[t, v - kc.shape[1] * D + i])
+        vc[slot, g, t, i] = value(qkv[t, v + i])
