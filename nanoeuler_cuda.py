@@ -1,6 +1,6 @@
 """NanoEuler on the GPU: the model of nanoeuler.py again, in CUDA kernels written in Numba.
 
-Part I of nanoeuler.py is the specification.  Sections 4.1 to 5 have the same numbers here, and
+Part I of nanoeuler.py is the specification.  Sections 4.1 to 7 have the same numbers here, and
 every op has the same name.  The self-tests, in nanoeuler_parts/selftests/, compare the kernels of
 each op with the function of that name, and matrix products with NumPy's.  Data, training loops,
 chat and files come from nanoeuler.py.
@@ -33,7 +33,7 @@ it.  Read them in this order:
     tensor_cores/  the same matrix products and the same attention, in bfloat16 on tensor cores.
                    `make_ops` in 5 chooses them if the GPU has tensor cores.  Without this folder,
                    this file is slower and computes the same up to rounding.
-    decode/        a faster decoder on tensor cores, which `make_decoder` in 9 chooses.  Without
+    decode/        a faster decoder on tensor cores, which `make_decoder` in 6 chooses.  Without
                    this folder, generation is slower.
     ranks/         data-parallel training on several GPUs
 
@@ -41,9 +41,9 @@ Contents
     1    Device: kernels and launches         4.7  Cross-entropy
     2    Memory: buffers of a training step   4.8  Biases and norms of q and k
     3    Building blocks: numbers, sums       5    Model: forward, heads, backward
-    4.1  Matmul                               6    Optimizer
-    4.2  Embedding                            9    Inference: a decoder, row by row
-    4.3  RMSNorm, and the Euler step          10   Command line
+    4.1  Matmul                               6    Generation: a decoder, row by row
+    4.2  Embedding                            7    Optimizer: AdamW, Muon
+    4.3  RMSNorm, and the Euler step          11   Command line
     4.4  RoPE
     4.5  Attention
     4.6  SwiGLU
@@ -70,13 +70,11 @@ import functools
 import gc
 import importlib.metadata
 import importlib.util
-import itertools
 import math
 import operator
 import os
 import sys
 from collections import namedtuple
-from dataclasses import replace
 from typing import NamedTuple
 
 from nanoeuler_parts.gpu.doctor import HERE, is_ours, ON_CPU, PIP, report
@@ -117,11 +115,10 @@ try:
     from numba.cuda.cudadrv.driver import CudaAPIError
 
     from nanoeuler_parts.gpu.launches import (
-        cuda_kernel, gpu, Graph, inlined, launch, made_once, PATHS,
+        cuda_kernel, gpu, Graph, HOPPER_TILE, inlined, launch, made_once, PATHS,
     )
     from nanoeuler_parts.gpu.mma import column_of, first_column, first_row, mma, which_row
     from nanoeuler_parts.gpu.numbers import ctype, exp, stored, value, vector
-    from nanoeuler_parts.gpu.processes import processes
 except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: an AttributeError
     if is_ours(e):                           # a fault in these files, not in the installation
         raise
@@ -208,7 +205,7 @@ def has(dtype):
 
 # ==== 2 Memory ====
 # How much of it a model needs, and which micro-batches fit, is in nanoeuler_parts/gpu_memory.py.
-def gpu_memory():
+def load_gpu_memory():
     """Returns this module, which stands above the program and is imported when it is needed."""
     from nanoeuler_parts import gpu_memory
     return gpu_memory
@@ -220,15 +217,12 @@ def computing(dtype):
     """The type of sums, norms and master weights: float32 for bfloat16."""
     return np.dtype(np.float32) if dtype == np.uint16 else dtype
 
-# Rows and columns of the tiles of a product on path wgmma (tensor_cores/scheduler.py)
-HOPPER_TILE = 128, 256
-
 def rows_a_chunk(cfg, BT, itemsize):
     """R: the number of rows whose logits are in memory at the same time.
 
     The logits of all heads take about 384 MB at most.  The product of their gradient with lm_head,
-    (R, C), is computed in tiles, of HOPPER_TILE on an H100.  A wave of tiles has up to one per
-    multiprocessor.  A large R is rounded down to whole waves, so that no multiprocessor idles."""
+    (R, C), is computed in tiles, of HOPPER_TILE on an H100.  A wave is one tile per multiprocessor.
+    A large R is rounded down to whole waves, so that no multiprocessor idles."""
     rows = (384 << 20) // (cfg.n_mtp * cfg.vocab_size * itemsize)
     tile_rows, tile_columns = HOPPER_TILE
     across = cdiv(cfg.n_embd, tile_columns)  # tiles side by side
@@ -241,8 +235,8 @@ def buffer_table(cfg, B, T, dtype, kept=None):
     """(group, name, shape, dtype) of every buffer that a training step of B x T tokens needs.
 
     Group a: activations that the backward pass reads.  x is the trajectory
-    x[i + 1] = x[i] + f_i(x[i]).  Its newest point is also in `state`, in the type of sums: a step
-    is small compared with x, and rounding the sum to bfloat16 would lose it.
+    x[i + 1] = x[i] + f_i(x[i]).  `state` holds its newest point in the type of sums, because in
+    bfloat16, rounding would lose the small steps.
     Group d: gradients of activations, for one layer.  `backward` adds the weight gradients of a
     layer to g before the layer below overwrites these buffers.  Unlike `state`, x is rounded after
     each step: bench/adjoint.py measures how much error that adds.
@@ -513,7 +507,8 @@ def as_batch(x):
     if x.ndim == 3:
         return x
     (M, N), (row, column) = x.shape, (s // x.dtype.itemsize for s in x.strides)
-    unused = 1 << 20                         # from one matrix to the next
+    unused = 1 << 20                         # from one matrix to the next.  With M row or 0, Numba
+                                             # would compile a second kernel for some shapes
     return view(x, 0, (1, M, N), (unused, row, column))
 
 def matmul(out, x, w):
@@ -544,8 +539,8 @@ def tensor_core_kernel(out, x, w):
     half
 
     Each round copies 64 k of 64 rows of x and of w to shared memory.  A warp multiplies its 16 rows
-    of x by all 64 rows of w, 16 k at a time.  Copies and products take turns here: that the next
-    tiles could arrive during the product is what tensor_cores/matmul_mma.py adds."""
+    of x by all 64 rows of w, 16 k at a time.  Copies and products take turns here.
+    tensor_cores/matmul_mma.py overlaps them."""
     x_smem = cuda.shared.array((64, PAIRS_STRIDE), types.uint32)
     w_smem = cuda.shared.array((64, PAIRS_STRIDE), types.uint32)
     m0, n0 = 64 * cuda.blockIdx.x, 64 * cuda.blockIdx.y
@@ -554,18 +549,18 @@ def tensor_core_kernel(out, x, w):
     a, b = cuda.local.array(4, types.uint32), cuda.local.array(2, types.uint32)
     r, c, none = lane // 4, lane % 4, types.uint32(0)
     for k0 in range(0, x.shape[1], PAIRS):   # k counts pairs
-        k = k0 + lane
+        own = k0 + lane                      # the pair of a row that this lane copies
         for i in range(warp, 64, 4):         # a warp copies a row: 128 bytes that are neighbours
             m, n = m0 + i, n0 + i
-            x_smem[i, lane] = x[m, k] if m < x.shape[0] and k < x.shape[1] else none
-            w_smem[i, lane] = w[n, k] if n < w.shape[0] and k < w.shape[1] else none
+            x_smem[i, lane] = x[m, own] if m < x.shape[0] and own < x.shape[1] else none
+            w_smem[i, lane] = w[n, own] if n < w.shape[0] and own < w.shape[1] else none
         cuda.syncthreads()                   # the tiles are complete
-        for k in range(c, PAIRS, 8):         # the lane's pairs of the next 16 numbers: k and k + 4
+        for pair in range(c, PAIRS, 8):      # the next 16 k: the lane needs `pair` and `pair` + 4
             for i in range(2):
-                a[i] = x_smem[16 * warp + r + 8 * i, k]
-                a[i + 2] = x_smem[16 * warp + r + 8 * i, k + 4]
+                a[i] = x_smem[16 * warp + r + 8 * i, pair]
+                a[i + 2] = x_smem[16 * warp + r + 8 * i, pair + 4]
             for j in range(8):
-                b[0], b[1] = w_smem[8 * j + r, k], w_smem[8 * j + r, k + 4]
+                b[0], b[1] = w_smem[8 * j + r, pair], w_smem[8 * j + r, pair + 4]
                 mma(acc, 4 * j, a, 0, b, 0)
         cuda.syncthreads()                   # all warps have read the tiles
     for i in range(32):
@@ -576,7 +571,8 @@ def tensor_core_kernel(out, x, w):
 def tensor_core_matmul(out, x, w):
     """out = x w^T in bfloat16     out (M, N), x (M, K), w (N, K), K even
     Needs compute capability 8.0."""
-    M, N = out.shape
+    (M, N), K = out.shape, x.shape[1]
+    need(K % 2 == 0, f"expected an even K, got {K}: tensor cores read pairs of numbers")
     launch(tensor_core_kernel, out, pairs_of(x), pairs_of(w), grid=(cdiv(M, 64), cdiv(N, 64)),
            block=128)
 
@@ -738,16 +734,16 @@ def rmsnorm_kernels(C, W):
                     v[j * W + i], d[j * W + i], old[j * W + i] = a[i] * r, b[i], few[i]
                     m += gain[j * W + i] * b[i] * v[j * W + i]
             m = warp_sum(m) / ctype(x).type(C)
+            new_dx, y = a, b                 # the same registers
             for j in range(CHUNKS):
                 for i in range(W):
                     u, g = v[j * W + i], gain[j * W + i]
                     sums[j * W + i] += d[j * W + i] * u
-                    # a and b, no longer needed, become the new dx and y
-                    a[i], b[i] = old[j * W + i] + r * (g * d[j * W + i] - u * m), g * u
+                    new_dx[i], y[i] = old[j * W + i] + r * (g * d[j * W + i] - u * m), g * u
                 c = (WARP * j + lane) * W
                 if c < C:
-                    store(dx, bt * C + c, a)
-                    store(dy, bt * C + c, b)
+                    store(dx, bt * C + c, new_dx)
+                    store(dy, bt * C + c, y)
         shared = cuda.shared.array(0, ctype(x))
         for j in range(CHUNKS):
             for i in range(W):
@@ -787,16 +783,19 @@ def sum_rows_kernel(out, x):
     if cuda.threadIdx.x == 0:
         out[n] += s
 
-def rmsnorm_forward(y, saved, rstd, x, w, eps, step=False):
-    """y = x * rstd * w, saved = x     step: take the Euler step before, as below"""
+def launch_residual_forward(y, saved, rstd, x, w, eps, step):
     residual_forward, _ = rmsnorm_kernels(x.shape[1], width(x.shape[1]))
     launch(residual_forward, y, saved, rstd, x, w, number(x, eps), step,
            grid=cdiv(len(x), ROW_WARPS), block=(WARP, ROW_WARPS))
 
+def rmsnorm_forward(y, saved, rstd, x, w, eps):
+    """y = x * rstd * w, saved = x"""
+    launch_residual_forward(y, saved, rstd, x, w, eps, step=False)
+
 def residual_rmsnorm_forward(f, saved, rstd, x, w, eps):
     """The Euler step  x[i + 1] = x[i] + f(x[i]),  which overwrites x[i], and then the norm of
     x[i + 1], as rmsnorm_forward, which overwrites f."""
-    rmsnorm_forward(f, saved, rstd, x, w, eps, step=True)
+    launch_residual_forward(f, saved, rstd, x, w, eps, step=True)
 
 def rmsnorm_again(y, x, w, rstd):
     """y = x * rstd * w, with the rstd that rmsnorm_forward has computed"""
@@ -1318,7 +1317,9 @@ class Ops:
     TensorOps of tensor_cores/ops.py computes them on tensor cores.  Everything else that a model
     calls has only one form."""
     path = "portable"                        # of PATHS
-    matmul, matmul_dx, matmul_dw = map(staticmethod, (matmul, matmul_dx, matmul_dw))
+    matmul = staticmethod(matmul)
+    matmul_dx = staticmethod(matmul_dx)
+    matmul_dw = staticmethod(matmul_dw)
     attention_forward = staticmethod(attention_forward)
     attention_backward = staticmethod(attention_backward)
 
@@ -1363,16 +1364,26 @@ class Layers:
 
         x[i + 1] = x[i] + f(y),  y = rmsnorm(x[i])     f is attention if i is even, else SwiGLU
 
-    Model trains with these layers.  Decoder (9) and Prompts of decode/prompts.py generate with
+    Model trains with these layers.  Decoder (6) and Prompts of decode/prompts.py generate with
     them.  The three define what differs:
 
-    cfg, ops            the Config and the Ops
-    w, p                Params: the operands of products, and the gains and biases
-    state               x, the newest point of the trajectory, in the type of sums
-    of_layer(l)         the LayerBuffers of layer l
-    saved(i)            (buffer for a copy of x[i], buffer for its rstd), for a backward pass
-    attention(l, b)     rotates q and k in b.qkv (RoPE), stores keys and values where they are
-                        needed later, and sets b.att"""
+    cfg, ops     the Config and the Ops
+    w, p         Params: the operands of products, and the gains and biases
+    state        x, the newest point of the trajectory, in the type of sums
+    and the next three methods"""
+
+    def of_layer(self, l):
+        """Returns the LayerBuffers of layer l."""
+        raise NotImplementedError
+
+    def saved(self, i):
+        """Returns (buffer for a copy of x[i], buffer for its rstd), for a backward pass."""
+        raise NotImplementedError
+
+    def rotate_and_attend(self, l, b):
+        """Rotates q and k in b.qkv (RoPE), stores keys and values where they are needed later, and
+        sets b.att."""
+        raise NotImplementedError
 
     def run_layers(self):
         """Takes x from x[0] to x[2 L], and sets y = rmsnorm(x[2 L])."""
@@ -1389,8 +1400,8 @@ class Layers:
 
     def step_and_norm(self, i, y):
         """If i > 0, x[i] = x[i - 1] + f, with f in y.  Then y = rmsnorm(x[i])."""
-        op = residual_rmsnorm_forward if i else rmsnorm_forward
-        op(y, *self.saved(i), self.state, gain_of(self.p, i), self.cfg.norm_eps)
+        op, (saved, rstd) = residual_rmsnorm_forward if i else rmsnorm_forward, self.saved(i)
+        op(y, saved, rstd, self.state, gain_of(self.p, i), self.cfg.norm_eps)
 
     def attend(self, l, b):
         """Computes b.att, the outputs of layer l's attention heads, from y = rmsnorm(x) in b.y."""
@@ -1400,7 +1411,7 @@ class Layers:
             add_bias(b.qkv, p.qkv_bias[l])
         if cfg.qk_norm:
             head_norm_forward(b.qkv, b.qk, b.qk_rstd, p.q_norm[l], p.k_norm[l], cfg.norm_eps)
-        self.attention(l, b)
+        self.rotate_and_attend(l, b)
 
     def gate(self, l, b):
         """Computes b.swiglu, the hidden numbers of layer l, from y = rmsnorm(x) in b.y."""
@@ -1440,7 +1451,7 @@ class Model(Layers):
         self.dtype = DTYPES[dtype]
         self.master = computing(self.dtype)  # of parameters, gradients and moments
         self.shape = None                    # (B, T) that there is memory for
-        self.held = gpu_memory().needs_of(self.memory(1, 1)).held
+        self.held = load_gpu_memory().needs_of(self.memory(1, 1)).held
         if self.held >= free_bytes():        # an unused model may still occupy memory
             release_garbage()
         free = free_bytes()
@@ -1472,7 +1483,7 @@ class Model(Layers):
         self.updates = {}                    # weighted heads, Newton-Schulz steps -> graph
         self.muon = None
         if self.optimizer == "muon":         # now, before micro-batches take the remaining memory
-            self.muon = Muon(cfg, self.dtype, own, make_ops(top))
+            self.muon = Muon(cfg, self.dtype, own, self.make_ops(top))
 
     def put(self, x, dtype=None):
         """A copy of x on the device, by default in the type of master weights"""
@@ -1507,7 +1518,7 @@ class Model(Layers):
             self.ids = self.weight = self.staged = None
             if "OUT_OF_MEMORY" not in str(e):
                 raise
-            raise UserError(gpu_memory().shortage(self, B, T, e)) from None
+            raise UserError(load_gpu_memory().shortage(self, B, T, e)) from None
         self.a, self.d = (namedtuple(group, arrays)(**arrays)
                           for group, arrays in buffers.items())
         self.tokens = view(self.ids, 0, (B * T,))
@@ -1519,8 +1530,8 @@ class Model(Layers):
 
     def memory(self, B, T):
         """[(name, bytes)] of all that this model needs for micro-batches of B x T tokens"""
-        table = gpu_memory().memory_table(self.cfg, B, T, self.dtype, self.buffer_table, self.kept,
-                                          self.top)
+        table = load_gpu_memory().memory_table(self.cfg, B, T, self.dtype, self.buffer_table,
+                                               self.kept, self.top)
         if self.optimizer == "muon":
             own = self.owned(ne.n_params(self.cfg))
             table.append(("Muon's matrices", muon_bytes(self.cfg, self.dtype, own)))
@@ -1528,11 +1539,11 @@ class Model(Layers):
 
     def fitting(self, T):
         """How many sequences of T tokens fit into the memory that is free"""
-        return gpu_memory().fitting(self, T)
+        return load_gpu_memory().fitting(self, T)
 
     def micro_batch(self, B, asked=None, T=None):
         """The number of sequences per micro-batch, when a step has B: see gpu_memory.py"""
-        return gpu_memory().micro_batch(self, B, asked, T)
+        return load_gpu_memory().micro_batch(self, B, asked, T)
 
     def without_tensor_cores(self):
         """Explains which parts of this model cannot use tensor cores because of its shape; returns
@@ -1562,7 +1573,7 @@ class Model(Layers):
             return a.x[i], a.final_rstd
         return a.x[i], a.mlp_rstd[l] if i % 2 else a.attn_rstd[l]
 
-    def attention(self, l, b):
+    def rotate_and_attend(self, l, b):
         cfg, T = self.cfg, self.shape[1]
         rope(b.qkv, self.cos, self.sin, T, cfg.n_head + cfg.n_kv_head, 1)
         self.ops.attention_forward(b.att, self.a.lse[l % self.kept], b.qkv, T, cfg.head_dim,
@@ -1725,7 +1736,8 @@ class Model(Layers):
     def stage_hyper(self, hyper):
         """Copies hyper to the device.  Returns the number of Newton-Schulz steps; 0: no Muon."""
         if hyper.muon_lr and not self.muon:  # a caller without options
-            self.muon = Muon(self.cfg, self.dtype, self.owned(self.flat.size), make_ops(self.top))
+            self.muon = Muon(self.cfg, self.dtype, self.owned(self.flat.size),
+                             self.make_ops(self.top))
         self.staged_hyper[0] = hyper         # the copy below may still read it after returning
         if hyper.muon_lr:
             self.staged_hyper[1] = ne.hyper_of_embedding(hyper)
@@ -1803,276 +1815,7 @@ class Model(Layers):
         weights = "bf16" if matrices.dtype == np.uint16 else "f32"
         return decoder_class(self.cfg, weights, self.top).of(self.cfg, matrices, gains, self.top)
 
-# ==== 6 Optimizer ====
-NORM_PARTS = 512                             # partial sums of |g|^2; fixed, as GAIN_PARTS
-
-@cuda_kernel
-def square_sums_kernel(partial, g):
-    """partial[i] = sum of the squares over which block i strides, in float64
-    grid NORM_PARTS, block 256"""
-    s = 0.0
-    for i in range(cuda.grid(1), g.size, cuda.gridsize(1)):
-        x = types.float64(g[i])              # first, since 2e19 squared overflows float32
-        s += x * x
-    s = block_sum(s)
-    if cuda.threadIdx.x == 0:
-        partial[cuda.blockIdx.x] = s
-
-@inlined
-def gradient_norm(partial):
-    """|g|, from the sums of squares of square_sums_kernel, for a block of 256 threads"""
-    total = 0.0
-    for i in range(cuda.threadIdx.x, partial.size, 256):
-        total += partial[i]
-    return math.sqrt(block_sum(total))
-
-# Kernels read hyperparameters from device memory, since a graph cannot change arguments: hyper[LR]
-# is the field `lr` of nanoeuler.Hyper, in float64
-LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP, CORRECT1, CORRECT2 = map(ne.Hyper._fields.index, (
-    "lr", "beta1", "beta2", "eps", "weight_decay", "clip", "correct1", "correct2"))
-MUON_LR, MOMENTUM = map(ne.Hyper._fields.index, ("muon_lr", "momentum"))
-
-@made_once
-def adamw_kernel(W):
-    load, store = vector(W)
-
-    @cuda_kernel
-    def update(p, w, g, m, v, n_decay, hyper, partial, results):
-        """nanoeuler.adamw, W entries per thread, striding.  Also w = p, rounded to the type of w,
-        and results[-1] = |g|, from its partial sums of squares."""
-        dtype, norm = p.dtype.type, gradient_norm(partial)
-        if cuda.grid(1) == 0:
-            results[results.size - 1] = norm
-        if not math.isfinite(norm):
-            return
-        scale = dtype(min(1.0, hyper[CLIP] / (norm + 1e-30)))
-        rate, eps = dtype(hyper[LR] / hyper[CORRECT1]), dtype(hyper[EPS])
-        old1, old2 = dtype(hyper[BETA1]), dtype(hyper[BETA2])
-        new1, new2 = dtype(1 - hyper[BETA1]), dtype(1 - hyper[BETA2])
-        unbias = dtype(1 / math.sqrt(hyper[CORRECT2]))
-        one = dtype(1)
-        keep_of_matrices = dtype(1 - hyper[LR] * hyper[WEIGHT_DECAY])
-        for i in range(cuda.grid(1) * W, p.size, cuda.gridsize(1) * W):
-            pi, gi, mi, vi = load(p, i), load(g, i), load(m, i), load(v, i)
-            for j in range(W):
-                x = gi[j] * scale
-                keep = keep_of_matrices if i + j < n_decay else one
-                # Keep this one statement: two would change which operations become fused
-                # multiply-adds, and so the bits
-                mi[j], vi[j] = old1 * mi[j] + new1 * x, old2 * vi[j] + new2 * x * x
-                gi[j] = dtype(0)
-                pi[j] = keep * pi[j] - rate * mi[j] / (math.sqrt(vi[j]) * unbias + eps)
-            store(p, i, pi)
-            store(w, i, pi)
-            store(m, i, mi)
-            store(v, i, vi)
-            store(g, i, gi)
-    return update
-
-# The buffers of a slice of the parameters: master weights p, operands of products w, gradients g,
-# moments m and v
-Entries = namedtuple("Entries", "p w g m v")
-
-def square_sums(partial, g):
-    """partial (NORM_PARTS,) = sums of squares of parts of g, which add up to |g|^2"""
-    launch(square_sums_kernel, partial, g, grid=NORM_PARTS, block=256)
-
-def adamw(entries, n_decay, hyper, partial, results):
-    """Clips the gradients, takes a step of AdamW, sets the gradients to zero, and stores |g| in
-    results[-1].  If |g| is not finite, nothing else changes.
-
-    entries: Entries, flat     n_decay: the first n_decay of them decay; none if it is negative
-    partial: square_sums of all gradients, also of those that are not in entries"""
-    p = entries.p
-    # All buffers of Entries are cut at the same places, so they are aligned alike
-    is_aligned = p.size % 4 == 0 and int(p.gpu_data.device_pointer) % 16 == 0
-    update, n_decay = adamw_kernel(4 if is_aligned else 1), min(max(0, n_decay), p.size)
-    launch(update, *entries, n_decay, hyper, partial, results, grid=1024, block=256)
-
-# ---- Muon: nanoeuler.py explains it.  All matrices of one shape (N, K) are updated together:
-#
-#     g, m --nesterov--> x (n, N, K) --normalize--> x --Newton-Schulz--> x --step--> p, w
-#
-# starts (n,): where each matrix begins in the buffers of Entries.  x, and the matrices of the
-# Newton-Schulz iteration, have the type of matrix products.
-MATRIX_PARTS = 32                            # blocks per matrix, and partial sums of its squares
-
-@made_once
-def nesterov_kernel(W):
-    load, store = vector(W)
-
-    @cuda_kernel
-    def nesterov(x, squares, g, m, starts, hyper, partial, results):
-        """For each matrix z:  g *= scale,  m = momentum m + (1 - momentum) g,
-        x[z] = momentum m + (1 - momentum) g,  g = 0.  Also results[-1] = |g|.
-        squares[z, i] = sum of the squares of x[z] over which block i strides
-
-        grid (MATRIX_PARTS, n), block 256     x (n, N, K), squares (n, MATRIX_PARTS) float64"""
-        dtype, norm, z = m.dtype.type, gradient_norm(partial), cuda.blockIdx.y
-        if cuda.grid(1) == 0 and z == 0:
-            results[results.size - 1] = norm
-        if not math.isfinite(norm):
-            return
-        scale = dtype(min(1.0, hyper[CLIP] / (norm + 1e-30)))
-        old, new = dtype(hyper[MOMENTUM]), dtype(1 - hyper[MOMENTUM])
-        size, start, ss = x.shape[1] * x.shape[2], starts[z], 0.0
-        for i in range((256 * cuda.blockIdx.x + cuda.threadIdx.x) * W, size,
-                       256 * cuda.gridDim.x * W):
-            gi, mi = load(g, start + i), load(m, start + i)
-            for j in range(W):
-                v = gi[j] * scale
-                mi[j] = old * mi[j] + new * v
-                v = old * mi[j] + new * v
-                ss += types.float64(v) * types.float64(v)
-                gi[j] = v
-            store(m, start + i, mi)
-            store(x, z * size + i, gi)
-            for j in range(W):
-                gi[j] = dtype(0)
-            store(g, start + i, gi)
-        ss = block_sum(ss)
-        if cuda.threadIdx.x == 0:
-            squares[z, cuda.blockIdx.x] = ss
-    return nesterov
-
-@made_once
-def normalize_kernel(W):
-    load, store = vector(W)
-
-    @cuda_kernel
-    def normalize(x, squares):
-        """x[z] /= max(|x[z]|, 1e-7), so that no singular value is above 1
-        grid (MATRIX_PARTS, n), block 256     x (n, N, K), squares as above"""
-        z, total = cuda.blockIdx.y, 0.0
-        for i in range(squares.shape[1]):
-            total += squares[z, i]
-        factor = ctype(x).type(1 / max(math.sqrt(total), 1e-7))
-        size = x.shape[1] * x.shape[2]
-        for i in range((256 * cuda.blockIdx.x + cuda.threadIdx.x) * W, size,
-                       256 * cuda.gridDim.x * W):
-            few = load(x, z * size + i)
-            for j in range(W):
-                few[j] *= factor
-            store(x, z * size + i, few)
-    return normalize
-
-@cuda_kernel
-def polynomial_kernel(out, x, a, b, c):
-    """out[z] = a I + b x[z] + c out[z]     grid (MATRIX_PARTS, n), block 256     (n, N, N) both"""
-    z, N = cuda.blockIdx.y, x.shape[1]
-    for i in range(256 * cuda.blockIdx.x + cuda.threadIdx.x, N * N, 256 * cuda.gridDim.x):
-        row, column = i // N, i % N
-        v = c * value(out[z, row, column]) + b * value(x[z, row, column])
-        if row == column:
-            v += a
-        out[z, row, column] = stored(out, v)
-
-@made_once
-def muon_kernel(W):
-    load, store = vector(W)
-
-    @cuda_kernel
-    def step(p, w, x, starts, hyper, partial):
-        """p -= muon_lr (sqrt(max(1, N / K)) x[z] + weight_decay p),   w = p, for each matrix z
-        grid (MATRIX_PARTS, n), block 256     x (n, N, K)"""
-        dtype, norm, z = p.dtype.type, gradient_norm(partial), cuda.blockIdx.y
-        if not math.isfinite(norm):
-            return
-        N, K = x.shape[1], x.shape[2]
-        keep = dtype(1 - hyper[MUON_LR] * hyper[WEIGHT_DECAY])
-        rate = dtype(hyper[MUON_LR] * math.sqrt(max(1.0, N / K)))
-        for i in range((256 * cuda.blockIdx.x + cuda.threadIdx.x) * W, N * K,
-                       256 * cuda.gridDim.x * W):
-            pi, xi = load(p, starts[z] + i), load(x, z * N * K + i)
-            for j in range(W):
-                pi[j] = keep * pi[j] - rate * xi[j]
-            store(p, starts[z] + i, pi)
-            store(w, starts[z] + i, pi)
-    return step
-
-def product_of_each(out, a, b):
-    """out[z] = a[z] b[z]     out (n, M, N), a (n, M, K), b (n, K, N), any of them transposed"""
-    batched_matmul(out, a, b)
-
-def polynomial_of_each(out, x, a, b, c):
-    """out[z] = a I + b x[z] + c x[z] x[z]     out, x (n, N, N), symmetric"""
-    product_of_each(out, x, x)
-    launch(polynomial_kernel, out, x, *(number(x, v) for v in (a, b, c)),
-           grid=(MATRIX_PARTS, len(x)), block=256)
-
-def orthogonalize(ops, x, other, gram, square, steps):
-    """In each step, for each matrix X of x:  X <- a X + b G X + c G G X,  G = X X^T, or the same
-    with G on the other side, G = X^T X, if that is smaller.  X becomes nearly U V^T.
-    Returns the array that holds the result: x or other.
-    x, other (n, N, K), gram, square (n, s, s), s = min(N, K)"""
-    tall = x.shape[1] > x.shape[2]
-    for _ in range(steps):
-        ops.product_of_each(gram, *((transposed(x), x) if tall else (x, transposed(x))),
-                            symmetric=True)
-        ops.polynomial_of_each(square, gram, *ne.NEWTON_SCHULZ)
-        ops.product_of_each(other, *((x, square) if tall else (square, x)))
-        x, other = other, x
-    return x
-
-MUON_BYTES = 256 << 20                       # of the matrices that are updated together, at most
-
-def muon_groups(cfg, dtype, part):
-    """[((N, K), starts)]: Muon's matrices in `part`, a slice of the flat buffers that cuts none of
-    them.  The matrices of a group have one shape.  starts: where each begins, counted from
-    part.start"""
-    starts, groups = {}, []
-    for start, *shape in ne.muon_matrices(cfg).tolist():
-        if part.start <= start < part.stop:
-            starts.setdefault(tuple(shape), []).append(start - part.start)
-    for shape, found in starts.items():
-        n = max(1, MUON_BYTES // (math.prod(shape) * dtype.itemsize))
-        groups += [(shape, sorted(found)[i:i + n]) for i in range(0, len(found), n)]
-    return groups
-
-def muon_sizes(groups):
-    """(numbers in x, numbers in gram, matrices) of the largest groups"""
-    return [max((f(len(starts), *shape) for shape, starts in groups), default=0) for f in (
-        lambda n, N, K: n * N * K, lambda n, N, K: n * min(N, K) ** 2, lambda n, N, K: n)]
-
-def muon_bytes(cfg, dtype, part):
-    """The bytes of Muon's working memory"""
-    size, square, n = muon_sizes(muon_groups(cfg, dtype, part))
-    return 2 * (size + square) * dtype.itemsize + 8 * n * MATRIX_PARTS
-
-class Muon:
-    """Updates those matrices of a slice of the parameters that Muon updates."""
-
-    def __init__(self, cfg, dtype, part, ops):
-        """part: slice of the flat buffers; it cuts no matrix     dtype: of matrix products
-        ops: Ops of its own, since its buffers live as long as it does"""
-        self.ops = ops
-        groups = muon_groups(cfg, dtype, part)
-        size, square, n = muon_sizes(groups)
-        self.groups = [(shape, to_device(starts, np.int64)) for shape, starts in groups]
-        firsts = [part.start, *(x for _, starts in groups for x in starts)]
-        self.W = 4 if all(x % 4 == 0 for x in firsts) else 1         # neighbours loaded at once
-        self.x, self.other = new(size, dtype), new(size, dtype)
-        self.gram, self.square = new(square, dtype), new(square, dtype)
-        self.squares = new((n, MATRIX_PARTS), np.float64)
-
-    def update(self, entries, hyper, steps, partial, results):
-        """Queues Muon on its matrices: clips, updates, sets their gradients to zero, and stores |g|
-        in results[-1].  If |g| is not finite, nothing else changes.
-        entries: Entries of its part; v is not used     steps: Newton-Schulz iterations
-        hyper, partial, results: as in adamw"""
-        for (N, K), starts in self.groups:
-            n, s = starts.size, min(N, K)
-            x, other = (view(buffer, 0, (n, N, K)) for buffer in (self.x, self.other))
-            gram, square = (view(buffer, 0, (n, s, s)) for buffer in (self.gram, self.square))
-            grid = MATRIX_PARTS, n
-            launch(nesterov_kernel(self.W), x, self.squares, entries.g, entries.m, starts, hyper,
-                   partial, results, grid=grid, block=256)
-            launch(normalize_kernel(self.W), x, self.squares, grid=grid, block=256)
-            x = orthogonalize(self.ops, x, other, gram, square, steps)
-            launch(muon_kernel(self.W), entries.p, entries.w, x, starts, hyper, partial,
-                   grid=grid, block=256)
-
-# ==== 9 Inference ====
+# ==== 6 Generation ====
 @cuda_kernel
 def matvec_kernel(y, w, x):
     """y[n] = sum_k w[n, k] x[k]     one warp per n     grid N / ROW_WARPS, block (32, ROW_WARPS)"""
@@ -2247,7 +1990,7 @@ class Decoder(Layers, ne.Decoder):
     def saved(self, i):
         return self.unused
 
-    def attention(self, l, b):
+    def rotate_and_attend(self, l, b):
         """Appends k and v to the KV cache, and attends to it."""
         cfg, qkv, at = self.cfg, as_vector(b.qkv), self.at
         launch(rope_cache_kernel, qkv, self.kc[l], self.vc[l], self.cos, self.sin, at, cfg.n_head,
@@ -2259,7 +2002,7 @@ class Decoder(Layers, ne.Decoder):
     def queue(self):
         """Queues one token through the network, as nanoeuler.decode_step."""
         p = self.p
-        embedding_forward(self.state, self.at, p.wte)    # one row: it reads only the token of `at`
+        embedding_forward(self.state, view(self.at, 0, (1,)), p.wte)
         self.run_layers()
         head = p.wte if self.cfg.tie_embeddings else p.lm_head[0]
         matvec(self.device_logits, head, as_vector(self.row.y))
@@ -2306,17 +2049,292 @@ def decoder_class(cfg, weights, top):
         return Decoder
     return fast_decoder().RowsDecoder
 
-def make_decoder(cfg, flat, weights="f32", slots=1, length=0, top=PATHS[-1]):
-    """Returns the fastest decoder of this model: see `decoder_class`.  The arguments are those of
-    Decoder.  If `weights` is "", the matrices are bfloat16 where tensor cores can decode them,
-    otherwise float32."""
-    open_device()
-    return decoder_class(cfg, weights, top)(cfg, flat, weights, slots, length, top)
+class DecoderMaker:
+    """Makes decoders.  It stands for their class where a function takes one, as `nanoeuler.load`
+    does."""
+    ready, formats = staticmethod(Decoder.ready), Decoder.formats
 
-# Functions that take a class of decoders, such as `nanoeuler.load`, also read these two of it
-make_decoder.ready, make_decoder.formats = Decoder.ready, Decoder.formats
+    def __call__(self, cfg, flat, weights="f32", slots=1, length=0, top=PATHS[-1]):
+        """Returns the fastest decoder of this model: see `decoder_class`.  The arguments are those
+        of Decoder.  If `weights` is "", the matrices are bfloat16 where tensor cores can decode
+        them, otherwise float32."""
+        open_device()
+        return decoder_class(cfg, weights, top)(cfg, flat, weights, slots, length, top)
 
-# ==== 10 Command line ====
+make_decoder = DecoderMaker()
+
+# ==== 7 Optimizer ====
+NORM_PARTS = 512                             # partial sums of |g|^2; fixed, as GAIN_PARTS
+
+@cuda_kernel
+def square_sums_kernel(partial, g):
+    """partial[i] = sum of the squares over which block i strides, in float64
+    grid NORM_PARTS, block 256"""
+    s = 0.0
+    for i in range(cuda.grid(1), g.size, cuda.gridsize(1)):
+        x = types.float64(g[i])              # first, since 2e19 squared overflows float32
+        s += x * x
+    s = block_sum(s)
+    if cuda.threadIdx.x == 0:
+        partial[cuda.blockIdx.x] = s
+
+@inlined
+def gradient_norm(partial):
+    """|g|, from the sums of squares of square_sums_kernel, for a block of 256 threads"""
+    total = 0.0
+    for i in range(cuda.threadIdx.x, partial.size, 256):
+        total += partial[i]
+    return math.sqrt(block_sum(total))
+
+# Kernels read hyperparameters from device memory, since a graph cannot change arguments: hyper[LR]
+# is the field `lr` of nanoeuler.Hyper, in float64
+LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP, CORRECT1, CORRECT2 = map(ne.Hyper._fields.index, (
+    "lr", "beta1", "beta2", "eps", "weight_decay", "clip", "correct1", "correct2"))
+MUON_LR, MOMENTUM = map(ne.Hyper._fields.index, ("muon_lr", "momentum"))
+
+@made_once
+def adamw_kernel(W):
+    load, store = vector(W)
+
+    @cuda_kernel
+    def update(p, w, g, m, v, n_decay, hyper, partial, results):
+        """nanoeuler.adamw, W entries per thread, striding.  Also w = p, rounded to the type of w,
+        and results[-1] = |g|, from its partial sums of squares."""
+        dtype, norm = p.dtype.type, gradient_norm(partial)
+        if cuda.grid(1) == 0:
+            results[results.size - 1] = norm
+        if not math.isfinite(norm):
+            return
+        scale = dtype(min(1.0, hyper[CLIP] / (norm + 1e-30)))
+        rate, eps = dtype(hyper[LR] / hyper[CORRECT1]), dtype(hyper[EPS])
+        old1, old2 = dtype(hyper[BETA1]), dtype(hyper[BETA2])
+        new1, new2 = dtype(1 - hyper[BETA1]), dtype(1 - hyper[BETA2])
+        unbias = dtype(1 / math.sqrt(hyper[CORRECT2]))
+        one = dtype(1)
+        keep_of_matrices = dtype(1 - hyper[LR] * hyper[WEIGHT_DECAY])
+        for i in range(cuda.grid(1) * W, p.size, cuda.gridsize(1) * W):
+            pi, gi, mi, vi = load(p, i), load(g, i), load(m, i), load(v, i)
+            for j in range(W):
+                x = gi[j] * scale
+                keep = keep_of_matrices if i + j < n_decay else one
+                # Keep this one statement: two would change which operations become fused
+                # multiply-adds, and so the bits
+                mi[j], vi[j] = old1 * mi[j] + new1 * x, old2 * vi[j] + new2 * x * x
+                gi[j] = dtype(0)
+                pi[j] = keep * pi[j] - rate * mi[j] / (math.sqrt(vi[j]) * unbias + eps)
+            store(p, i, pi)
+            store(w, i, pi)
+            store(m, i, mi)
+            store(v, i, vi)
+            store(g, i, gi)
+    return update
+
+# The buffers of a slice of the parameters: master weights p, operands of products w, gradients g,
+# moments m and v
+Entries = namedtuple("Entries", "p w g m v")
+
+def square_sums(partial, g):
+    """partial (NORM_PARTS,) = sums of squares of parts of g, which add up to |g|^2"""
+    launch(square_sums_kernel, partial, g, grid=NORM_PARTS, block=256)
+
+def adamw(entries, n_decay, hyper, partial, results):
+    """Clips the gradients, takes a step of AdamW, sets the gradients to zero, and stores |g| in
+    results[-1].  If |g| is not finite, nothing else changes.
+
+    entries: Entries, flat     n_decay: the first n_decay of them decay; none if it is negative
+    partial: square_sums of all gradients, also of those that are not in entries"""
+    p = entries.p
+    # m and v begin where this process's part begins, so they may be aligned differently from p
+    is_aligned = p.size % 4 == 0 and all(
+        int(x.gpu_data.device_pointer) % min(16, 4 * x.dtype.itemsize) == 0 for x in entries)
+    update, n_decay = adamw_kernel(4 if is_aligned else 1), min(max(0, n_decay), p.size)
+    launch(update, *entries, n_decay, hyper, partial, results, grid=1024, block=256)
+
+# ---- Muon: nanoeuler.py explains it.  All matrices of one shape (N, K) are updated together:
+#
+#     g, m --nesterov--> x (n, N, K) --normalize--> x --Newton-Schulz--> x --step--> p, w
+#
+# starts (n,): where each matrix begins in the buffers of Entries.  x, and the matrices of the
+# Newton-Schulz iteration, have the type of matrix products.
+MATRIX_PARTS = 32                            # blocks per matrix, and partial sums of its squares
+
+@made_once
+def nesterov_kernel(W):
+    load, store = vector(W)
+
+    @cuda_kernel
+    def nesterov(x, squares, g, m, starts, hyper, partial, results):
+        """For each matrix z:  g *= scale,  m = momentum m + (1 - momentum) g,
+        x[z] = momentum m + (1 - momentum) g,  g = 0.  Also results[-1] = |g|.
+        squares[z, i] = sum of the squares of x[z] over which block i strides
+
+        grid (MATRIX_PARTS, n), block 256     x (n, N, K), squares (n, MATRIX_PARTS) float64"""
+        dtype, norm, z = m.dtype.type, gradient_norm(partial), cuda.blockIdx.y
+        if cuda.grid(1) == 0 and z == 0:
+            results[results.size - 1] = norm
+        if not math.isfinite(norm):
+            return
+        scale = dtype(min(1.0, hyper[CLIP] / (norm + 1e-30)))
+        old, new = dtype(hyper[MOMENTUM]), dtype(1 - hyper[MOMENTUM])
+        size, start, ss = x.shape[1] * x.shape[2], starts[z], 0.0
+        for i in range((256 * cuda.blockIdx.x + cuda.threadIdx.x) * W, size,
+                       256 * cuda.gridDim.x * W):
+            gi, mi = load(g, start + i), load(m, start + i)
+            for j in range(W):
+                v = gi[j] * scale
+                mi[j] = old * mi[j] + new * v
+                v = old * mi[j] + new * v
+                ss += types.float64(v) * types.float64(v)
+                gi[j] = v
+            store(m, start + i, mi)
+            store(x, z * size + i, gi)
+            for j in range(W):
+                gi[j] = dtype(0)
+            store(g, start + i, gi)
+        ss = block_sum(ss)
+        if cuda.threadIdx.x == 0:
+            squares[z, cuda.blockIdx.x] = ss
+    return nesterov
+
+@made_once
+def normalize_kernel(W):
+    load, store = vector(W)
+
+    @cuda_kernel
+    def normalize(x, squares):
+        """x[z] /= max(|x[z]|, 1e-7), so that no singular value is above 1
+        grid (MATRIX_PARTS, n), block 256     x (n, N, K), squares as above"""
+        z, total = cuda.blockIdx.y, 0.0
+        for i in range(squares.shape[1]):
+            total += squares[z, i]
+        factor = ctype(x).type(1 / max(math.sqrt(total), 1e-7))
+        size = x.shape[1] * x.shape[2]
+        for i in range((256 * cuda.blockIdx.x + cuda.threadIdx.x) * W, size,
+                       256 * cuda.gridDim.x * W):
+            few = load(x, z * size + i)
+            for j in range(W):
+                few[j] *= factor
+            store(x, z * size + i, few)
+    return normalize
+
+@cuda_kernel
+def polynomial_kernel(out, x, a, b, c):
+    """out[z] = a I + b x[z] + c out[z]     grid (MATRIX_PARTS, n), block 256     (n, N, N) both"""
+    z, N = cuda.blockIdx.y, x.shape[1]
+    for i in range(256 * cuda.blockIdx.x + cuda.threadIdx.x, N * N, 256 * cuda.gridDim.x):
+        row, column = i // N, i % N
+        v = c * value(out[z, row, column]) + b * value(x[z, row, column])
+        if row == column:
+            v += a
+        out[z, row, column] = stored(out, v)
+
+@made_once
+def muon_kernel(W):
+    load, store = vector(W)
+
+    @cuda_kernel
+    def step(p, w, x, starts, hyper, partial):
+        """p -= muon_lr (sqrt(max(1, N / K)) x[z] + weight_decay p),   w = p, for each matrix z
+        grid (MATRIX_PARTS, n), block 256     x (n, N, K)"""
+        dtype, norm, z = p.dtype.type, gradient_norm(partial), cuda.blockIdx.y
+        if not math.isfinite(norm):
+            return
+        N, K = x.shape[1], x.shape[2]
+        keep = dtype(1 - hyper[MUON_LR] * hyper[WEIGHT_DECAY])
+        rate = dtype(hyper[MUON_LR] * math.sqrt(max(1.0, N / K)))
+        for i in range((256 * cuda.blockIdx.x + cuda.threadIdx.x) * W, N * K,
+                       256 * cuda.gridDim.x * W):
+            pi, xi = load(p, starts[z] + i), load(x, z * N * K + i)
+            for j in range(W):
+                pi[j] = keep * pi[j] - rate * xi[j]
+            store(p, starts[z] + i, pi)
+            store(w, starts[z] + i, pi)
+    return step
+
+def product_of_each(out, a, b):
+    """out[z] = a[z] b[z]     out (n, M, N), a (n, M, K), b (n, K, N), any of them transposed"""
+    batched_matmul(out, a, b)
+
+def polynomial_of_each(out, x, a, b, c):
+    """out[z] = a I + b x[z] + c x[z] x[z]     out, x (n, N, N), symmetric"""
+    product_of_each(out, x, x)
+    launch(polynomial_kernel, out, x, *(number(x, v) for v in (a, b, c)),
+           grid=(MATRIX_PARTS, len(x)), block=256)
+
+def orthogonalize(ops, x, other, gram, square, steps):
+    """In each step, for each matrix X of x:  X <- a X + b G X + c G G X,  G = X X^T, or the same
+    with G on the other side, G = X^T X, if that is smaller.  X becomes nearly U V^T.
+    Returns the array that holds the result: x or other.
+    x, other (n, N, K), gram, square (n, s, s), s = min(N, K)"""
+    tall = x.shape[1] > x.shape[2]
+    for _ in range(steps):
+        ops.product_of_each(gram, *((transposed(x), x) if tall else (x, transposed(x))),
+                            symmetric=True)
+        ops.polynomial_of_each(square, gram, *ne.NEWTON_SCHULZ)
+        ops.product_of_each(other, *((x, square) if tall else (square, x)))
+        x, other = other, x
+    return x
+
+MUON_BYTES = 256 << 20                       # of the matrices that are updated together, at most
+
+def muon_groups(cfg, dtype, part):
+    """[((N, K), starts)]: Muon's matrices in `part`, a slice of the flat buffers that cuts none of
+    them.  The matrices of a group have one shape.  starts: where each begins, counted from
+    part.start"""
+    starts, groups = {}, []
+    for start, *shape in ne.muon_matrices(cfg).tolist():
+        if part.start <= start < part.stop:
+            starts.setdefault(tuple(shape), []).append(start - part.start)
+    for shape, found in starts.items():
+        n = max(1, MUON_BYTES // (math.prod(shape) * dtype.itemsize))
+        groups += [(shape, sorted(found)[i:i + n]) for i in range(0, len(found), n)]
+    return groups
+
+def muon_sizes(groups):
+    """(numbers in x, numbers in gram, matrices) of the largest groups"""
+    return [max((f(len(starts), *shape) for shape, starts in groups), default=0) for f in (
+        lambda n, N, K: n * N * K, lambda n, N, K: n * min(N, K) ** 2, lambda n, N, K: n)]
+
+def muon_bytes(cfg, dtype, part):
+    """The bytes of Muon's working memory"""
+    size, square, n = muon_sizes(muon_groups(cfg, dtype, part))
+    return 2 * (size + square) * dtype.itemsize + 8 * n * MATRIX_PARTS
+
+class Muon:
+    """Updates those matrices of a slice of the parameters that Muon updates."""
+
+    def __init__(self, cfg, dtype, part, ops):
+        """part: slice of the flat buffers; it cuts no matrix     dtype: of matrix products
+        ops: Ops of its own, since its buffers live as long as it does"""
+        self.ops = ops
+        groups = muon_groups(cfg, dtype, part)
+        size, square, n = muon_sizes(groups)
+        self.groups = [(shape, to_device(starts, np.int64)) for shape, starts in groups]
+        # neighbours loaded at once: all matrices must begin and end at a multiple of them
+        cuts = [part.start, *(x for (N, K), starts in groups for x in (*starts, N * K))]
+        self.W = 4 if all(x % 4 == 0 for x in cuts) else 1
+        self.x, self.other = new(size, dtype), new(size, dtype)
+        self.gram, self.square = new(square, dtype), new(square, dtype)
+        self.squares = new((n, MATRIX_PARTS), np.float64)
+
+    def update(self, entries, hyper, steps, partial, results):
+        """Queues Muon on its matrices: clips, updates, sets their gradients to zero, and stores |g|
+        in results[-1].  If |g| is not finite, nothing else changes.
+        entries: Entries of its part; v is not used     steps: Newton-Schulz iterations
+        hyper, partial, results: as in adamw"""
+        for (N, K), starts in self.groups:
+            n, s = starts.size, min(N, K)
+            x, other = (view(buffer, 0, (n, N, K)) for buffer in (self.x, self.other))
+            gram, square = (view(buffer, 0, (n, s, s)) for buffer in (self.gram, self.square))
+            grid = MATRIX_PARTS, n
+            launch(nesterov_kernel(self.W), x, self.squares, entries.g, entries.m, starts, hyper,
+                   partial, results, grid=grid, block=256)
+            launch(normalize_kernel(self.W), x, self.squares, grid=grid, block=256)
+            x = orthogonalize(self.ops, x, other, gram, square, steps)
+            launch(muon_kernel(self.W), entries.p, entries.w, x, starts, hyper, partial,
+                   grid=grid, block=256)
+
+# ==== 11 Command line ====
 # nanoeuler_parts/tools/on_gpu.py declares the verbs and their flags.
 def main(argv=None):
     from nanoeuler_parts.cli import run_verb

@@ -127,12 +127,12 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs((tiles(M, 128) * tiles(N, 128), 1, n), (16, 16))
         apart(out, a, b)
 
-    def wgmma_kernel_kernel(self, map_a, map_b, map_out, semaphores, x, M, N, K, splits):
+    def wgmma_kernel_kernel(self, map_a, map_b, map_out, semaphores, x, M, N, K, n, splits):
         f, maps = constants(self.kernel), map_a.gpu_data.device.maps
         writes, loads = constants(f["writer"].write_tile), constants(f["load_slice"])
         adds, batched = writes["adds"], constants(writes["send_box"])["batched"]
         a, b, out = (maps[y.gpu_data.address] for y in (map_a, map_b, map_out))
-        n = splits if batched else 1
+        assert n == 1 or batched and splits == 1
         assert all(y[6:7] == ((n,) if len(y) > 6 else ()) for y in (a, b, out))
         if f["changes"]:
             assert x.shape == ((n, M, N) if batched else (M, N))
@@ -152,7 +152,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         computed = sum(not f["symmetric"] or i >= 2 * j for i in range(tiles(M, 128))
                        for j in range(tiles(N, 256)))
         assert M == N or not f["symmetric"]
-        self.runs(min(computed * splits, 46), 384, WGMMA_SMEM)
+        self.runs(min(computed * n * splits, 46), 384, WGMMA_SMEM)
 
     def naive_matmul_kernel(self, out, x, w):
         assert (len(x), len(w)) == out.shape and x.shape[1] == w.shape[1]
@@ -331,6 +331,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
     def adamw_kernel_update(self, p, w, g, m, v, n_decay, hyper, partial, results):
         assert p.shape == w.shape == g.shape == m.shape == v.shape and 0 <= n_decay <= p.size
         assert hyper.shape == (len(ne.Hyper._fields),) and self.block == (256, 1, 1)
+        self.vectors(p, w, g, m, v)
         apart(p, g, m, v)
 
     def of_matrices(self, x, starts, *flat):

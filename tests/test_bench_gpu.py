@@ -98,10 +98,10 @@ def test_every_product_of_a_step_is_measured(device):
     for r in rows.values():
         assert {"ours", "cuBLAS", "mma"} <= set(r["times"])
 
-    def launched(f):                         # output and M, N, K, splits
+    def launched(f):                         # output and M, N, K, matrices, splits
         device.launches.clear()
         f()
-        return {(a[3].shape, *a[5:9]) for a in (x.args for x in device.launches
+        return {(a[3].shape, *a[5:10]) for a in (x.args for x in device.launches
                                                 if x.name == "wgmma_kernel_kernel")}
 
     alone = launched(lambda: measured("matmul"))

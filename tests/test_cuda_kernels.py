@@ -182,7 +182,7 @@ def widest(launches):
 
 
 # All that what is built depends on: the kernels, the launches, the compiler, and this file.
-SOURCES = (*(str(Path(file).relative_to(ROOT)) for file in launches.DEVICE_CODE), "nanoeuler.py",
+SOURCES = (*(str(Path(file).relative_to(ROOT)) for file in launches.DEVICE_CODE),
            "tests/oracles/naive_attention.py", "tests/dry_gpu.py", "tests/test_cuda_kernels.py")
 COMPILERS = ("numba", "numba-cuda", "llvmlite", "cuda-core", "nvidia-nvvm", "nvidia-nvjitlink")
 

@@ -327,6 +327,28 @@ def test_a_block_has_fewer_rows_where_shared_memory_is_short(dry):
     assert not nc.make_decoder(cfg, flat, "bf16").rows_are_cheap
 
 
+@pytest.mark.parametrize("late", [None, "p", "w", "g", "m", "v"])
+def test_adamw_loads_neighbours_where_all_buffers_are_aligned(late, dry):
+    """m and v of one of several GPUs begin where its part begins, the others at the first entry."""
+    def part(name):
+        kind = np.uint16 if name == "w" else np.float32
+        return nc.view(dry.array((64,), kind), 1 if name == late else 4, (48,))
+    entries = nc.Entries(*map(part, nc.Entries._fields))
+    hyper, partial, results = (dry.array((n,), np.float64)
+                               for n in (len(ne.Hyper._fields), nc.NORM_PARTS, 2))
+    nc.adamw(entries, 48, hyper, partial, results)
+    assert constants(dry.launches[-1].kernel)["W"] == (1 if late else 4)
+
+
+@pytest.mark.parametrize("sizes, W", [({}, 4), ({"n_embd": 37, "n_hidden": 41, "head_dim": 2}, 1)])
+def test_muon_loads_neighbours_where_matrices_begin_and_end_at_them(sizes, W, dry):
+    """Also if it has one matrix, which begins at a multiple of four and does not end at one"""
+    cfg = replace(SMALL, n_layer=1, **sizes)
+    start, N, K = ne.muon_matrices(cfg).tolist()[0]
+    muon = nc.Muon(cfg, np.dtype(np.float32), slice(start - start % 4, start + N * K), nc.Ops())
+    assert muon.W == W and (W == 4 or N * K % 4)
+
+
 def test_every_kernel_is_launched(dry):
     for naive in (False, True):
         everything(SMALL, 2, 64, naive=naive)
@@ -761,7 +783,7 @@ def test_the_kernels_of_rows_are_the_ops_of_the_layers(rows, dry, monkeypatch):
         monkeypatch.setattr(nc, name, op)
     ops = SimpleNamespace(matmul=lambda out, x, w: note("matmul", address(w)))
     prompts = Prompts(steps_, T, ops)
-    prompts.attention = lambda l, b: note("attention", address(steps_.kc[l]))
+    prompts.rotate_and_attend = lambda l, b: note("attention", address(steps_.kc[l]))
     prompts.queue(T)
     assert done == fused and len(done) == 2 * 11 + 1
 

@@ -267,8 +267,8 @@ def test_an_epilogue_changes_each_sum_of_a_warp_once(epilogue, m, n):
     plain = dict.fromkeys(("f32", "i32", "u32", "intp"), float) | dict(
         i32=int, u32=int, value=float, exp=np.exp, load_2=load_2,
         which_row=as_python(which_row), column_of=as_python(column_of))
-    names = epilogue.change().py_func
-    change = as_python(epilogue.change(), **{
+    names = epilogue.make_change().py_func
+    change = as_python(epilogue.make_change(), **{
         name: plain[name] for name in plain
         if name in (*names.__code__.co_names, *names.__code__.co_freevars)})
     for row, column in of_any_lane():
@@ -284,6 +284,27 @@ def test_an_epilogue_changes_each_sum_of_a_warp_once(epilogue, m, n):
     else:
         expected = 2 * np.eye(40)[m:m + 16, n:n + 64] + 3 * given + 5 * inside
     np.testing.assert_allclose(found[:len(inside), :inside.shape[1]], expected, 1e-6)
+
+
+class Adding(Gated):
+    adds = True
+
+
+def test_an_epilogue_that_kernels_cannot_have_is_refused(dry):
+    with pytest.raises(nc.UserError, match="Adding adds, so it must not change sums"):
+        Adding(2.0)
+
+    class Local(Epilogue):                   # another one of this name may be in another function
+        pass
+    with pytest.raises(nc.UserError, match="top level of a module, Local is not"):
+        Local()
+    dry.gpu.compute_capability = (9, 0)
+    out, a = (dry.array((64, 64), kind) for kind in (np.float32, np.uint16))
+    ops = nc.make_ops()
+    for asked, word in (({"epilogue": ADD, "symmetric": True}, "not a symmetric one"),
+                        ({"epilogue": Gated(1.0)}, "needs x")):
+        with pytest.raises(nc.UserError, match=word):
+            ops.product(out, a, a, **asked)
 
 
 def test_equal_epilogues_share_a_kernel():

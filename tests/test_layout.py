@@ -104,7 +104,7 @@ UPWARD = {
     ("tools.on_gpu", "training_verb", "ranks"),
     ("nanoeuler_cuda", "tensor_cores", "tensor_cores"),
     ("nanoeuler_cuda", "fast_decoder", "decode"),
-    ("nanoeuler_cuda", "gpu_memory", "gpu_memory"),
+    ("nanoeuler_cuda", "load_gpu_memory", "gpu_memory"),
 }
 PARTS = sorted((ROOT / "nanoeuler_parts").rglob("*.py"))
 PROGRAMS = ("bpe.py", "nanoeuler.py", "nanoeuler_cuda.py", "check.py")

@@ -1,6 +1,6 @@
 """RowsDecoder: appends tokens to texts by steps of rows and by prompts, and samples their tokens.
 
-Section 9 of nanoeuler_cuda.py makes a RowsDecoder if `refused` returns "".
+Section 6 of nanoeuler_cuda.py makes a RowsDecoder if `refused` returns "".
 """
 from types import SimpleNamespace
 

@@ -39,7 +39,7 @@ from numba.cuda.libdevice import fast_fdividef, fmul_rn, rsqrtf
 from nanoeuler_cuda import cdiv, filled, quad_sum, WARP
 from nanoeuler_parts.decode.attend import split_merger
 from nanoeuler_parts.decode.table import (
-    AT_ONCE, COUNTS, FIRST_LINE, N_ROWS, N_WANTED, POSITION, SLOT, table_entry, WANTED,
+    AT_ONCE, COUNTS, FIRST_LINE, N_ROWS, N_WANTED, POSITION, SLOT, table_word, WANTED,
 )
 from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, made_once
 from nanoeuler_parts.gpu.mma import mma
@@ -137,7 +137,7 @@ def row_product(K, TILES, GROUPS, normed, hopper):
     address_of, Offset = (address_in_smem, u32) if hopper else (address_in_memory, u64)
 
     @inlined
-    def add_product(acc, ss, xs, x0, gain_of, a, b, group):
+    def add_slice(acc, ss, xs, x0, gain_of, a, b, group):
         """acc += products of one slice of W and of x, for one group of rows.  If normed, multiplies
         x by the gain, and adds the squares of x to ss[group].
         b: this lane's numbers of W, 8 per tile; xs[x0], .., xs[x0 + 7]: its numbers of x
@@ -190,7 +190,7 @@ def row_product(K, TILES, GROUPS, normed, hopper):
                             for e in range(8):
                                 gain_of[e] = eight[e]
                         for group in range(GROUPS_LOADED):
-                            add_product(acc, ss, xs, 8 * (GROUPS_LOADED * i + group), gain_of, a, b,
+                            add_slice(acc, ss, xs, 8 * (GROUPS_LOADED * i + group), gain_of, a, b,
                                         group0 + group)
         for group in range(GROUPS):
             for tile in range(TILES):
@@ -250,7 +250,7 @@ def block_rows(GROUPS):
         for turn in range(ENTRIES_PER_THREAD):
             i = thread_id() + u32((256 - WARP) * turn) - u32(WARP)
             if thread_id() >= WARP and i < ENTRIES:
-                table[i] = table_entry(rows, 0, i)       # the fields follow each other
+                table[i] = table_word(rows, i)
         cuda.syncthreads()                   # the table and the mbarrier are ready
         return table
 

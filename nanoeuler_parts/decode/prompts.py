@@ -1,11 +1,10 @@
 """Prompts: reads a long beginning of a slot at once, with the kernels of training.
 
-If more than BY_ROWS tokens begin a slot, they are read as one sequence, as in training.  Mostly
+If more than BY_ROWS tokens begin a slot, they are read as one sequence, as in training.  Usually
 they are a prompt, or the half of its tokens that a full slot keeps.  Then the activations between
-kernels are bfloat16, as in PyTorch, and keys and values are rounded to it.  The bits depend on the
-tokens up to a position, not on the length.  So a prompt differs from the same text read token by
-token, by bfloat16 rounding.  It gives the same bits alone, in a batch, with drafts, and in pieces
-(RowsDecoder.read_pieces).
+kernels are bfloat16, as in PyTorch, and keys and values are rounded to it, so the results differ
+from those of the same tokens read one by one.  The bits of a position depend only on the tokens up
+to it.  They are the same alone, in a batch, with drafts, and in pieces (RowsDecoder.read_pieces).
 """
 import functools
 
@@ -83,7 +82,7 @@ class Prompts(Layers):
     def saved(self, i):
         return tuple(view(x, 0, (len(self.state), *x.shape[1:])) for x in self.unused)
 
-    def attention(self, l, b):
+    def rotate_and_attend(self, l, b):
         """Keeps k and v of the prompt's tokens in the slot, and attends to those in b.qkv."""
         size, T = self.size, len(b.qkv)
         rope(b.qkv, self.cos, self.sin, T, size.H + size.G, 1)

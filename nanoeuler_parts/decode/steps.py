@@ -210,7 +210,8 @@ class RowSteps:
         found = []
         for first in range(len(ids) - wanted, len(ids), ne.MOST_ROWS):
             rows = [*range(first, min(first + ne.MOST_ROWS, len(ids)))]
-            lines = self.run(rows, rows, rows, range(len(rows)), from_prompt=True)
+            none = [0] * len(rows)           # their slots and positions are not read any more
+            lines = self.run(rows, none, none, range(len(rows)), from_prompt=True)
             found.append([x.copy() for x in lines])
         return [np.concatenate(x) for x in zip(*found)]
 

@@ -24,10 +24,15 @@ TOKEN, SLOT, POSITION, WANTED, COUNTS = range(5)
 N_ROWS, N_WANTED, FIRST_LINE, RING = range(4)
 
 @inlined
+def table_word(rows, i):
+    """Returns entry i of the table, counted over all fields, read from L2: the L1 cache of an SM
+    may hold an older table."""
+    return types.int32(load_relaxed(global_address(rows) + u64(4) * u64(i)))
+
+@inlined
 def table_entry(rows, field, i):
-    """Returns rows[field, i], read from L2: the L1 cache of an SM may hold an older table."""
-    at = u32(field * AT_ONCE) + u32(i)
-    return types.int32(load_relaxed(global_address(rows) + u64(4) * u64(at)))
+    """Returns rows[field, i], read from L2."""
+    return table_word(rows, u32(field * AT_ONCE) + u32(i))
 
 @made_once
 def take_kernel(hopper):

@@ -52,9 +52,10 @@ caching.IndexDataCacheFile.save = save_and_note
 
 PARTS = pathlib.Path(__file__).parent.parent
 # A compiled kernel contains the code of the device functions that it calls, from any of these
-# files.  So an edit of any of them recompiles all kernels.
+# files, and the places of fields in tuples of nanoeuler.py.  So an edit of any of them recompiles
+# all kernels.
 DEVICE_CODE = [str(path) for path in (
-    PARTS.parent / "nanoeuler_cuda.py",
+    PARTS.parent / "nanoeuler.py", PARTS.parent / "nanoeuler_cuda.py",
     *(path for folder in ("gpu", "ranks", "tensor_cores", "decode")
       for path in sorted((PARTS / folder).glob("*.py"))))]
 
@@ -95,6 +96,7 @@ def made_once(make):
 # Kernel paths of bfloat16 products, from the lowest to the highest: plain Numba, and the two of
 # tensor_cores
 PATHS = ("portable", "mma", "wgmma")
+HOPPER_TILE = 128, 256                       # rows and columns of a product's tiles on path wgmma
 
 class Context:
     """State that all launches share"""

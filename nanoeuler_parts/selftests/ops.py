@@ -68,8 +68,9 @@ def add_rmsnorm_tests(ops):
 
 def add_rope_and_attention_tests(ops):
     # One window per shape, since kernels are compiled for each.  The last four shapes have several
-    # tiles on every path
+    # tiles on every path.  (2, 128, .., 64) has several sequences of whole tiles, as in training
     for B, T, H, G, D, window in (
+            (2, 128, 4, 2, 64, 0),
             (1, 1, 1, 1, 2, 0), (2, 65, 4, 2, 10, 9), (1, 64, 4, 4, 64, 1), (2, 130, 6, 1, 32, 64),
             (1, 200, 12, 4, 64, 150), (2, 33, 2, 1, 128, 9), (1, 63, 3, 3, 34, 0),
             (2, 321, 2, 1, 64, 64), (1, 330, 2, 2, 128, 150), (1, 385, 2, 1, 32, 0),

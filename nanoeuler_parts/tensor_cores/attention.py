@@ -48,7 +48,7 @@ from nanoeuler_parts.tensor_cores.tiles import (
 #
 # A warp computes 16 rows of S, P or dS.  The registers that hold them have the layout of a left
 # operand (a fragment of A), so the next product reads them there, and not from shared memory.  The
-# sums of a product, 64 x 64 or 64 x D, have the layout of tiles.py: a thread has two rows of a
+# sums of a product, 64 x 64 or 64 x D, have the layout of gpu/mma.py: a thread has two rows of a
 # tile.  For D = 64, a thread holds a tile as fragments of A in 16 registers, the sums of a tile of
 # S in 32, and the sums of a tile of O in 32.
 #
@@ -618,13 +618,12 @@ def tensor_attention_dkv(D, hopper):
                 store_rotated(dqkv, acc, ACC_REGS + 2 * i, row0 + t, k_col, cos, sin, t, scale)
     return dkv
 
-@functools.cache
-def tensor_attention(D, hopper):
+def tensor_attention(D, hopper, operand=unchanged):
     """Returns the Attention for head size D, one of FAST_HEADS.
-    hopper: use the copy engine and `wgmma`.  The operands must then be tensor maps with boxes of
-    TILE_ROWS rows, instead of matrices"""
+    hopper: use the copy engine and `wgmma`.  The function `operand` must then return tensor maps
+    of matrices, with boxes of TILE_ROWS rows"""
     kernels = (make(D, hopper) for make in (tensor_attention_forward, tensor_attention_dq,
                                             tensor_attention_dkv))
     smem = (STATIONARY + 2 * STAGES) * 2 * TILE_ROWS * D + 1024      # 1,024: ALIGNMENT
-    return Attention(*kernels, operand=unchanged, rotates=True, block=128, rows=2 * TILE_ROWS,
+    return Attention(*kernels, operand=operand, rotates=True, block=128, rows=2 * TILE_ROWS,
                      back_rows=TILE_ROWS, smem=smem, back_smem=smem)

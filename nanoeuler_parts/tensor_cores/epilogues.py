@@ -5,6 +5,7 @@ import numpy as np
 from numba import types
 
 import bpe
+from bpe import need
 from nanoeuler_parts.gpu.launches import inlined
 from nanoeuler_parts.gpu.numbers import f32, u32, vector
 
@@ -12,25 +13,35 @@ class Epilogue:
     """out = A B in bfloat16.  A subclass changes the sums before they are stored, on both kernel
     paths, and for one product or a batch:
 
-        class Doubled(Epilogue):
-            def change(self):
+        class Times(Epilogue):
+            def make_change(self):
+                [factor] = map(np.float32, self.parameters)
+
                 @inlined
-                def double(acc, first, x, row, column):
+                def multiply(acc, first, x, row, column):
                     for i in range(32):
-                        acc[first + i] *= f32(2)
-                return double
+                        acc[first + i] *= factor
+                return multiply
 
-        TensorOps(path).product(out, a, b, epilogue=Doubled())
+        TensorOps(path).product(out, a, b, epilogue=Times(2.0))
 
-    parameters    numbers that are compiled into the kernel; equal ones share a kernel
+    parameters    all numbers that are compiled into the kernel: equal ones share a kernel
     adds          out += A B instead, in float32.  Several blocks may share a tile then, and each
-                  adds its split when it is its turn: `change` would see a part of the sum"""
-    adds = False
+                  adds its split when it is its turn.  `change` would see only a part of the sum, so
+                  such an epilogue must not have one
+    reads_x       whether the product must be given x"""
+    adds = reads_x = False
 
     def __init__(self, *parameters):
-        self.parameters = parameters
+        """The class must be at the top level of a file: its name there, and the file's contents,
+        say which kernels in the cache on disk are this epilogue's."""
+        cls, self.parameters = type(self), parameters
+        need("<locals>" not in cls.__qualname__ and cls.__module__ != "__main__",
+             f"an epilogue must be a class at the top level of a module, {cls.__name__} is not")
+        need(not (self.adds and self.changes),
+             f"{cls.__name__} adds, so it must not change sums: it would see only parts of them")
 
-    def change(self):
+    def make_change(self):
         """Makes the device function change(acc, first, x, row, column), which is called for each
         16 x 64 sums of a warp.  A thread has 32 of them, acc[first:first + 32]; the first is in
         this row and column of the output, and acc[first + i] in
@@ -44,7 +55,7 @@ class Epilogue:
 
     @property
     def changes(self):
-        return type(self).change is not Epilogue.change
+        return type(self).make_change is not Epilogue.make_change
 
     def __eq__(self, other):
         return repr(self) == repr(other)
@@ -54,8 +65,9 @@ class Epilogue:
 
     def __repr__(self):
         """The epilogue's name in the cache of kernels.  It changes with the file of its class."""
-        digest = bpe.digest((inspect.getfile(type(self)),))
-        return f"{type(self).__name__}{self.parameters} {digest}"
+        cls = type(self)
+        digest = bpe.digest((inspect.getfile(cls),))
+        return f"{cls.__module__}.{cls.__qualname__}{self.parameters} {digest}"
 
 @inlined
 def do_nothing(acc, first, x, row, column):
@@ -67,9 +79,11 @@ class Add(Epilogue):
 STORE, ADD = Epilogue(), Add()
 
 class Polynomial(Epilogue):
-    """out = a I + b X + c A B, for square matrices of an even size     parameters: a, b, c"""
+    """out = a I + b X + c A B, for square matrices of an even size     parameters: a, b, c
+    The rows of X follow each other in memory."""
+    reads_x = True
 
-    def change(self):
+    def make_change(self):
         a, b, c = map(np.float32, self.parameters)
         load_2, _ = vector(2)
 

@@ -292,7 +292,7 @@ def mma_kernel(a_mn, b_mn, epilogue, batched):
     """Makes the kernel of path `mma` for two layouts of A and B, and an Epilogue.
     batched: a, b, x and out are arrays of matrices, (n, ..)"""
     multiply_slices, write = mma_main_loop(bool(a_mn), bool(b_mn)), mma_writer(epilogue.adds)
-    adds, changes, change = epilogue.adds, epilogue.changes, epilogue.change()
+    adds, changes, change = epilogue.adds, epilogue.changes, epilogue.make_change()
 
     @inlined
     def matrix_of(x):

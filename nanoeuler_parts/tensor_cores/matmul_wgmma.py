@@ -201,7 +201,7 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric):
     symmetric: all outputs are symmetric"""
     scheduler, load_slice = scheduler_of(batched, symmetric), slice_loader(a_mn, b_mn, batched)
     writer, changes, change = (
-        wgmma_writer(epilogue.adds, batched), epilogue.changes, epilogue.change())
+        wgmma_writer(epilogue.adds, batched), epilogue.changes, epilogue.make_change())
     multiply = wgmma(BN, "columns" if a_mn else "rows", b_mn, adds="asked")
 
     @inlined
@@ -209,12 +209,12 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric):
         return x[z] if batched else x
 
     @cuda_kernel(launch_bounds=(384, 1))
-    def kernel(map_a, map_b, map_out, semaphores, x, M, N, K, repeats):
+    def kernel(map_a, map_b, map_out, semaphores, x, M, N, K, count, splits):
         """out (M, N) = A B, or what the epilogue says.  A block of 384 threads takes one piece
         after another.
         map_a, map_b, map_out: tensor maps of the matrices
         x: what the epilogue reads, if it changes the sums
-        repeats: how often the tiles are worked on: once per split, or, batched, once per matrix"""
+        count: number of matrices in the batch     splits: of K; 1 for a batch"""
         start = dynamic_smem()
         staging = start + u32(STAGES * STAGE_BYTES)
         full = staging + u32(2 * STAGING_BYTES)
@@ -231,12 +231,12 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric):
             map_fence(global_address(map_out))
         cuda.syncthreads()                   # the barriers are initialized
         tiles = scheduler.tiles_in(M, N)
-        pieces = tiles * u32(repeats)
+        pieces = tiles * u32(count) * u32(splits)
         piece = u32(cuda.blockIdx.x)
         if warpgroup == 0:                   # the producer: only its leader requests copies
             give_registers()
             while piece < pieces and leads_block():
-                z, m, n, first, end = scheduler.locate(piece, tiles, M, N, K, repeats)
+                z, m, n, first, end = scheduler.locate(piece, tiles, M, N, K, splits)
                 for s in range(first, end):
                     buffer, k = start + stage * STAGE_BYTES, u32(s) * u32(BK)
                     ready = pipeline.barrier(full, stage)
@@ -250,7 +250,7 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric):
             half_of_tile = warpgroup - u32(1)
             row0_of_half, own_staging = (
                 u32(64) * half_of_tile, staging + half_of_tile * STAGING_BYTES)
-            z, m, n, first, end = scheduler.locate(piece, tiles, M, N, K, repeats)
+            z, m, n, first, end = scheduler.locate(piece, tiles, M, N, K, splits)
             while piece < pieces:
                 m += row0_of_half
                 next_tile = z, m, n, first, end  # gives it its type; it is set below
@@ -264,7 +264,7 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric):
                     stage, parity = pipeline.advance(stage, parity)
                     if u32(s) == first:      # meanwhile, the other consumer multiplies
                         next_tile = scheduler.locate(piece + u32(cuda.gridDim.x), tiles, M, N, K,
-                                                     repeats)
+                                                     splits)
                 semaphore = semaphore_at(semaphores, u32(2) * (piece % tiles) + half_of_tile)
                 if changes:                  # four calls: the compiler unrolls the loops in each
                     row = m + warp_id() % u32(4) * u32(16) + lane_id() // u32(4)
@@ -275,7 +275,7 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric):
                     change(acc, 64, matrix, row, column + u32(128))
                     change(acc, 96, matrix, row, column + u32(192))
                 writer.write_tile(map_out, z, m, n, acc, own_staging, warpgroup, semaphore,
-                                  piece // tiles, repeats)
+                                  piece // tiles, splits)
                 if symmetric and m >= n + u32(BN):       # the tile is wholly below the diagonal
                     writer.write_mirrored(map_out, z, m, n, acc, own_staging, warpgroup)
                 z, m, n, first, end = next_tile
@@ -292,9 +292,10 @@ def wgmma_product(map_of, out, a, b, a_mn, b_mn, epilogue, x, semaphores, symmet
     tiles = tiles_of(M, N, symmetric)
     blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT
     splits = splits_for(tiles, K, semaphores, WGMMA_TURN_TIME, blocks) if epilogue.adds else 1
-    [repeats] = n or [splits]
+    [count] = n or [1]
     map_a, map_b = map_of(a, BK if a_mn else BM), map_of(b, BK if b_mn else BN)
     unused = map_a
     launch(wgmma_kernel(a_mn, b_mn, epilogue, bool(n), symmetric), map_a, map_b, map_of(out, 64),
-           semaphores if epilogue.adds else unused, unused if x is None else x, M, N, K, repeats,
-           grid=min(tiles * repeats, blocks), block=384, smem=WGMMA_SMEM, resident=splits > 1)
+           semaphores if epilogue.adds else unused, unused if x is None else x, M, N, K, count,
+           splits, grid=min(tiles * count * splits, blocks), block=384, smem=WGMMA_SMEM,
+           resident=splits > 1)

@@ -15,7 +15,7 @@ from nanoeuler_parts.tensor_cores.matmul_wgmma import wgmma_product
 from nanoeuler_parts.tensor_cores.ptx import map_of
 from nanoeuler_parts.tensor_cores.tiles import TILE_ROWS
 
-# With them, several blocks add to one tile of dW in a fixed order: two are needed per tile
+# Semaphores put the blocks that add to one tile of dW in a fixed order.  A tile needs two.
 SEMAPHORES = 1 << 15
 
 def fits(*matrices):
@@ -71,7 +71,9 @@ class TensorOps(Ops):
         x            the matrix that the epilogue reads, (M, N)
         symmetric    all outputs are symmetric.  Path `wgmma` then computes only the tiles that have
                      an entry on or below the diagonal, 12 of 18 for N = 768"""
-        need(out.ndim == 2 or not epilogue.adds, "a product of a batch cannot be added")
+        need(not epilogue.adds or out.ndim == 2 and not symmetric,
+             "an epilogue that adds is for one product, and not a symmetric one")
+        need(x is not None or not epilogue.reads_x, f"{epilogue} needs x")
         semaphores = self.semaphores if epilogue.adds else None
         if self.path == "wgmma":
             wgmma_product(self.map_of, out, a, b, a_mn, b_mn, epilogue, x, semaphores, symmetric)
@@ -96,7 +98,7 @@ class TensorOps(Ops):
         else:
             super().matmul_dw(dw, dy, x)
 
-    def attention(self, qkv, T, D, window):
+    def attention_kernels(self, qkv, T, D, window):
         """Returns the Attention for these sequences of T rows, or None for the portable one.
 
         The copy engine fetches whole tiles.  If T is no multiple of TILE_ROWS, the last tile of a
@@ -107,15 +109,15 @@ class TensorOps(Ops):
         whole_tiles = T % TILE_ROWS == 0 or T == len(qkv)
         if self.path == "wgmma" and D == 64 and whole_tiles:
             boxes = functools.partial(self.map_of, box_rows=TILE_ROWS)
-            return tensor_attention(D, True)._replace(operand=boxes)
+            return tensor_attention(D, True, boxes)
         return tensor_attention(D, False)
 
     def attention_forward(self, o, lse, qkv, T, D, window=0):
-        attention_forward(o, lse, qkv, T, D, window, self.attention(qkv, T, D, window))
+        attention_forward(o, lse, qkv, T, D, window, self.attention_kernels(qkv, T, D, window))
 
     def attention_backward(self, dqkv, delta, do, o, lse, qkv, cos, sin, T, D, window=0):
         attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D, window,
-                           self.attention(qkv, T, D, window))
+                           self.attention_kernels(qkv, T, D, window))
 
     def product_of_each(self, out, a, b, symmetric=False):
         if each_fits(out, a, b):
@@ -143,6 +145,9 @@ class TensorOps(Ops):
                 for name, n in sizes.items() if n % 8]
         if cfg.head_dim not in FAST_HEADS:
             slow.append(f"attention, since head_dim is {cfg.head_dim}, not 32, 64 or 128")
+        if self.path == "wgmma" and cfg.head_dim == 64 and cfg.seq_len % TILE_ROWS:
+            slow.append(f"attention of several sequences, since seq_len is {cfg.seq_len}, not a "
+                        f"multiple of {TILE_ROWS}: it takes mma instead of wgmma")
         if window_of(cfg):
             slow.append("attention, since it has a window")
         if cfg.tie_embeddings and cfg.n_mtp > 1:         # a sum of two products: see matmul_dx

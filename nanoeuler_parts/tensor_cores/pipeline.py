@@ -17,15 +17,15 @@ from nanoeuler_parts.tensor_cores.ptx import DeviceFunctions, MBARRIER_BYTES
 #     3 is multiplied   4 is copied       2 is multiplied
 #     6 is copied       4 is multiplied   5 is copied       ...
 #
-# Each stage has an mbarrier, `full`.  At the end of "is copied", a phase of it completes: who has
-# requested the copy has arrived, and all bytes that it announced have landed.
+# Each stage has an mbarrier, `full`.  At the end of "is copied", a phase of it completes: the
+# thread that requested the copy has arrived, and all bytes that it announced have landed.
 #
 # If the warps that request copies are not those that multiply, each stage has a second mbarrier,
 # `empty`.  At the end of "is multiplied", a phase of it completes: all warps that read the stage
 # have arrived.  At first, all stages are empty: the producer waits for the parity before phase 0,
 # and this wait returns at once.
 #
-# What comes to a stage next belongs to its next phase, which has the other parity.
+# Each time that a stage is used again, the parity changes.
 class Pipeline(DeviceFunctions):
     """The places of a ring
 
@@ -35,7 +35,7 @@ class Pipeline(DeviceFunctions):
 
 @functools.cache
 def pipeline_of(stages):
-    """Returns the Pipeline of so many stages."""
+    """Returns the Pipeline of a ring with this number of stages."""
     @inlined
     def barrier(barriers, stage):
         return barriers + u32(MBARRIER_BYTES * stage)

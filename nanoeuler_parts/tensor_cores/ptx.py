@@ -1,5 +1,5 @@
 """GPU instructions that Numba does not offer, as inline PTX: barriers, asynchronous copies, and
-Hopper's copy engine (TMA).  Read this module of the package first.
+Hopper's copy engine (TMA).
 """
 from types import ModuleType
 
@@ -207,7 +207,7 @@ def next_turn(turn, turns):
 #     mbarrier_init(barrier, threads)     sets the number of arrivals per phase; phase 0 begins
 #     mbarrier_arrive(barrier)            arrives
 #     mbarrier_expect(barrier, bytes)     announces bytes, and arrives
-#     mbarrier_wait(barrier, parity)      waits until the running phase has the other parity
+#     mbarrier_wait(barrier, parity)      waits until the phase with this parity has completed
 #     mbarrier_fence()                    lets the copy engine see initialized barriers
 #
 #     running phase                 0     1     2     3

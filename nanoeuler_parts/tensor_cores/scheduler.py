@@ -4,8 +4,8 @@ import functools
 
 from numba import cuda
 
-from nanoeuler_cuda import cdiv, HOPPER_TILE
-from nanoeuler_parts.gpu.launches import inlined
+from nanoeuler_cuda import cdiv
+from nanoeuler_parts.gpu.launches import HOPPER_TILE, inlined
 from nanoeuler_parts.gpu.numbers import u32
 from nanoeuler_parts.tensor_cores.ptx import (
     atomic_increment, DeviceFunctions, leads_block, quotient, semaphore_at, semaphore_release,
@@ -137,8 +137,7 @@ def scheduler_of(batched, symmetric):
     @inlined
     def locate(piece, tiles, M, N, K, splits):
         z = piece // tiles if batched else u32(0)
-        m, n, first, end = tile_at(piece - z * tiles, M, N, K, u32(1) if batched else u32(splits),
-                                   BM, BN)
+        m, n, first, end = tile_at(piece - z * tiles, M, N, K, u32(splits), BM, BN)
         if symmetric:
             m, n = lower_tile_at(piece - z * tiles, N)
         return z, m, n, first, end

@@ -10,7 +10,9 @@ from nanoeuler_parts.tensor_cores.epilogues import Epilogue
 class Gated(Epilogue):
     """out = scale silu(x) A B, entry by entry     parameters: scale     x (M, N) bfloat16"""
 
-    def change(self):
+    reads_x = True
+
+    def make_change(self):
         [scale] = map(np.float32, self.parameters)
 
         @inlined
