@@ -10,6 +10,7 @@ from helpers import nanoeuler, ok, outcome, signalled, told
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.machine.threads import most_threads
+from nanoeuler_parts.runs.start import need_same, row_length_of
 from nanoeuler_parts.tuning.examples import held_out
 
 pytestmark = pytest.mark.cli
@@ -102,3 +103,19 @@ def test_asked_to_stop(stage, ready, monkeypatch):
     said = told(*stage.resume)
     assert f"complete: {STEPS} of {STEPS} steps" in said and f"chat {stage.out}.bin" in said
     assert (folder / f"{stage.out}.bin").read_bytes() == before
+
+
+@pytest.mark.parametrize("of_run, asked, same", [
+    (None, 0, True), (0, None, True), (0, 0, True), (8, 8, True), (None, 8, False), (8, 0, False),
+    (8, None, False)])
+def test_zero_means_none(of_run, asked, same):
+    """A checkpoint of a model without a window has None, and the user types 0."""
+    cfg = ne.replace(ne.PRESETS["small"], window=of_run)
+    for compare, word in (
+            (lambda: need_same("x.bin", {"window": of_run}, {"window": asked}), "was started with"),
+            (lambda: row_length_of("x.bin", cfg, {"window": asked}), "has")):
+        if same:
+            compare()
+        else:
+            with pytest.raises(ne.UserError, match=f"x.bin {word} .*--window"):
+                compare()

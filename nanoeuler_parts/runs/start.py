@@ -96,12 +96,19 @@ def asked_for(chosen, preset, cfg, old):
             del asked["seq_len"]
     return asked
 
+def are_same(x, y):
+    """Whether two values of a setting mean the same.  A model without a window has None, for which
+    the user types --window 0."""
+    return x == y or not x and not y
+
 def need_same(out, of_run, asked):
     """Rejects a setting that differs from that of the run and is not in FREE."""
     for name, value in of_run.items():
-        other = as_typed(name, asked.get(name)).removeprefix(f"{flag_of(name)} ")
-        need(name in FREE or asked.get(name, value) == value, f"{out} was started with "
-             f"{as_typed(name, value)}, not {other}; drop the flag, or {NEW_RUN}")
+        other = asked.get(name, value)
+        typed = as_typed(name, other).removeprefix(f"{flag_of(name)} ")
+        need(name in FREE or are_same(other, value),
+             f"{out} was started with {as_typed(name, value)}, not {typed}; drop the flag, or "
+             f"{NEW_RUN}")
 
 def has_new_length(chosen, old):
     return any(name in LENGTH and chosen[name] != getattr(old, name) for name in chosen)
@@ -169,7 +176,8 @@ def row_length_of(file, cfg, shape):
     """Tokens of a row for `train --init`.  The model keeps its shape; --seq-len sets the length of
     a row, and extends the context if it is longer."""
     for name in shape.keys() - {"seq_len"}:
-        need(shape[name] == getattr(cfg, name), f"{file} has {flag_of(name)} {getattr(cfg, name)}, "
+        value = getattr(cfg, name)
+        need(are_same(shape[name], value), f"{file} has {as_typed(name, value)}, "
              f"not {shape[name]}; drop the flag, or drop --init")
     return shape.get("seq_len", min(cfg.seq_len, LONGEST_ROW))
 
