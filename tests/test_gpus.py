@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import ROOT, command
+from helpers import ROOT, command, needs
 
 if importlib.util.find_spec("numba_cuda") is None:
     pytest.skip("numba-cuda is not installed; it comes with the extra cuda",
@@ -169,9 +168,7 @@ def test_no_room_for_a_checkpoint_ends_all(tmp_path):
 
 @pytest.mark.timeout(600)
 def test_torchrun_starts_them_too(tmp_path):
-    torchrun = shutil.which("torchrun")
-    if torchrun is None:
-        pytest.skip("torchrun is not installed")
+    needs("torch")
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone",
              f"--nproc_per_node={ALL}"]
     path = tmp_path / "a.bin"

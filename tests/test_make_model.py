@@ -14,6 +14,7 @@ from servers import until
 import nanoeuler as ne
 from nanoeuler_parts.checkpoint.file import sha256_of
 from nanoeuler_parts.cli import parse, VERBS
+from nanoeuler_parts.tools import on_gpu
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
 SMALL = ("--n-layer 1 --n-embd 32 --n-head 2 --n-kv-head 1 --head-dim 16 --n-hidden 48 --seq-len 96"
@@ -164,8 +165,6 @@ def test_the_flags_of_the_recipe_are_flags_of_both_programs(monkeypatch):
         argv = [*begins_with, "--data", "x", "--seed", "1", *make_model.RECIPE[name], "--out", "y"]
         chosen = parse(VERBS, "", [stage.verb, *argv])
         assert chosen["out"] == "y" and chosen["resume"] is False
-        pytest.importorskip("numba_cuda", reason="numba-cuda comes with the extra cuda")
-        from nanoeuler_parts.tools import on_gpu
         assert parse(on_gpu.VERBS, "", [stage.gpu_verb, *argv])["out"] == "y"
     chosen = parse(VERBS, "", ["train", *make_model.RECIPE["pretrain"]])
     cfg = ne.replace(ne.PRESETS["small"], **{

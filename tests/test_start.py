@@ -138,7 +138,7 @@ def test_two_files_and_a_folder_are_a_whole_program(alone, env, tmp_path):
     work = tmp_path / "some work"
     work.mkdir()
     examples(work)
-    verbs = VERBS + (GGUF if needs("gguf") else [])
+    verbs = VERBS + (GGUF if importlib.util.find_spec("gguf") else [])
     files = {path: path.stat().st_mtime_ns for path in alone.rglob("*.nb?")}
     result = subprocess.run(verbs_in_one_process(alone, verbs), cwd=work, env=env, timeout=300,
                             capture_output=True, encoding="utf-8")
