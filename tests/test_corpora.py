@@ -596,3 +596,10 @@ def test_what_a_corpus_refuses(tmp_path, monkeypatch, capsys):
     refused(capsys, "train", "--data", "a.jsonl", "--field", "", *FAST, words=["field"])
     refused(capsys, "train", "--data", "k.txt", "--newlines", "dos", *FAST, words=["expected unix"])
     assert not [*tmp_path.glob("*.tokens*")] and not (tmp_path / "x.bin").exists()
+
+
+def test_examples_instead_of_a_text_are_sent_to_sft():
+    with pytest.raises(ne.UserError, match="found instruction, output; .* or learn .* sft"):
+        corpora.name_among("text", ["instruction", "output"])
+    with pytest.raises(ne.UserError, match="found body; choose one of these with --field$"):
+        corpora.name_among("text", ["body"])

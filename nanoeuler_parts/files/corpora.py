@@ -108,11 +108,14 @@ def document_in(record, field):
     need(text is None or isinstance(text, str), f"{name} is {text!r:.40}, expected a text")
     return text or ""
 
+OF_EXAMPLES = {"instruction", "prompt", "messages", "conversations", "chosen"}
+
 def name_among(field, names):
     """The first of the names in `field`, separated by commas, that is among these names"""
     found = [name for name in field.split(",") if name in names]
+    examples = ", or learn from these examples with sft or dpo" if OF_EXAMPLES & {*names} else ""
     need(found, f"expected the field {' or '.join(field.split(','))}, found "
-         f"{', '.join(map(str, names)) or 'none':.80}; choose one of these with --field")
+         f"{', '.join(map(str, names)) or 'none':.80}; choose one of these with --field{examples}")
     return found[0]
 
 def documents_of_lines(path, field):
