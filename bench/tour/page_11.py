@@ -1,4 +1,4 @@
-"""What three rungs of the ladder read and compute, and how copies and products overlap"""
+"""The picture of page 11: how three rungs of the ladder read and compute, and how copies overlap"""
 from shapes import box, svg, text
 
 N, CELL = 8, 9               # rows, columns and k of the small matrices; size of an entry

@@ -16,8 +16,8 @@ from nanoeuler_parts.gpu.launches import gpu
 from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
 from nanoeuler_parts.selftests.bounds import errors, fault
 
-BATCHES, BATCH_SECONDS = 5, 0.02             # a time is the median of so many batches of launches
-ROWS_COMPARED = 64                           # the CPU computes so many rows, spread over all
+BATCHES, BATCH_SECONDS = 5, 0.02             # a time is the median of these batches of launches
+ROWS_COMPARED = 64                           # rows that the CPU computes, spread over all
 
 class Rung(NamedTuple):
     """A kernel of the ladder"""

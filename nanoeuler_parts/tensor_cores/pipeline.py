@@ -7,8 +7,9 @@ from nanoeuler_parts.gpu.launches import inlined
 from nanoeuler_parts.gpu.numbers import u32
 from nanoeuler_parts.tensor_cores.ptx import DeviceFunctions, MBARRIER_BYTES
 
-# A ring has a few stages, which are buffers in shared memory.  What flows through it is numbered 0,
-# 1, 2, .., and number n is in stage n % stages.  With three stages, time runs downwards:
+# A ring has a few stages, which are buffers in shared memory.  Slices, or pairs of tiles, flow
+# through it.  They are numbered 0, 1, 2, .., and number n is in stage n % stages.  In this ring of
+# three stages, time runs downwards:
 #
 #     stage 0           stage 1           stage 2
 #     0 is copied
