@@ -598,6 +598,7 @@ def test_what_a_corpus_refuses(tmp_path, monkeypatch, capsys):
     assert not [*tmp_path.glob("*.tokens*")] and not (tmp_path / "x.bin").exists()
 
 
+@unit
 def test_examples_instead_of_a_text_are_sent_to_sft():
     with pytest.raises(ne.UserError, match="found instruction, output; .* or learn .* sft"):
         corpora.name_among("text", ["instruction", "output"])
