@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.gpu import launches
 from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.ranks.engine import shard
 
 if problem := nc.gpu_problem():
     pytest.skip(problem, allow_module_level=True)
@@ -102,6 +104,28 @@ def test_in_float64_they_train_like_one(size, tmp_path):
     assert len(one) == len(several) == 12
     assert np.abs(several / one - 1).max() < 1e-12
     assert state(tmp_path / "several.bin") == state(tmp_path / "again.bin")
+
+
+@sizes
+@pytest.mark.timeout(900)
+def test_a_head_that_two_gpus_share_is_switched_off_like_on_one(size, tmp_path):
+    """A GPU owns a part of a head.  It gets no gradient of that head in the second half of the run,
+    and decays and updates its part as one GPU does."""
+    cfg = replace(ne.PRESETS["small"], n_layer=1, n_mtp=8)
+    heads = next(x for x in ne.param_table(cfg) if x.name == "lm_head")
+    first, each = heads.start, (heads.end - heads.start) // cfg.n_mtp
+    n = ne.n_params(cfg)
+    cuts = [shard(n, rank, size).start for rank in range(1, size)]
+    assert any(first + each < cut < heads.end and (cut - first) % each for cut in cuts)
+    how = ("--preset", "small", *TEXT, "--n-layer", 1, "--n-mtp", 8, "--batch", 2048,
+           "--dtype", "f64", "--steps", 12, "--optimizer", "adamw", "--mtp-until", 0.5)
+    for name, gpus in ("one", 1), ("several", size):
+        train(tmp_path / f"{name}.bin", *how, gpus=gpus)
+    one, several = (losses_of(tmp_path / f"{name}.bin") for name in ("one", "several"))
+    assert len(one) == 12 and np.abs(several / one - 1).max() < 1e-12
+    a, b = (ne.read_checkpoint(str(tmp_path / f"{name}.bin")) for name in ("one", "several"))
+    for x, y in zip((a.flat, *a.moments), (b.flat, *b.moments)):
+        assert np.abs(x - y).max() <= 2.0 ** -23 * np.abs(x).max()
 
 
 @sizes
