@@ -345,7 +345,8 @@ def test_a_short_run_validates_after_each_quarter(base, tmp_path):
 
 @pytest.mark.parametrize("holds_out, n, loss, estimate, words", [
     (False, 64, 0.01, 3.26, "memorized"), (False, 64, 0.01, 1.61, "memorized"),
-    (False, 64, 0.01, 1.53, ""), (False, 64, 0.5, 3.26, ""), (True, 64, 0.01, 1.61, "memorized"),
+    (False, 64, 0.01, 1.53, ""), (False, 64, 0.5, 3.26, "not learned"),
+    (False, 64, 0.5, 1.51, "not learned"), (False, 2, 0.5, 1.4, "not learned"), (True, 64, 0.01, 1.61, "memorized"),
     (True, 64, 0.01, 1.53, "overfits"), (True, 64, 0.5, 3.26, "overfits"),
     (True, 64, 0.01, 1.51, ""), (True, 2, 0.01, 3.26, "memorized"), (True, 2, 0.01, 1.7, ""),
     (True, 2, 0.5, 3.26, "")])
@@ -360,6 +361,10 @@ def test_a_run_that_ruins_its_model_says_so(holds_out, n, loss, estimate, words,
         assert "loss 0.010" in note and "from 1.50 bits/byte at step 0 to" in note
         assert f"on {run.scope}" in note
         assert "use a lower --lr, such as 0.0002, fewer --epochs or more examples" in note
+    if words == "not learned":
+        assert "(loss 0.50; below 0.1 it has); use --epochs 6" in note, note
+        run.options.steps = 9
+        assert note.replace("--epochs 6", "--steps 18") == run.note_of_end(n, estimate)
     assert ("--keep-best" in run.where_best_is()) == holds_out           # else it is rejected
     run.options.steps = 9                    # then --epochs has no effect
     assert "--epochs" not in run.note_of_end(n, estimate)

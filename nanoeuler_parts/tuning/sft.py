@@ -331,10 +331,14 @@ class SftRun(Run):
 
     def note_of_end(self, n, estimate):
         """A note if the examples are memorized and the model forgets, or else if it overfits.
-        Other examples than held-out ones say nothing about the second."""
+        Other examples than held-out ones say nothing about the second.  If none is held out, all
+        are meant to be learned, and a note says that they are not."""
         s, judged = self.state, self.holds_out and self.minimizes_bits
         note = super().note_of_end(n, estimate) if judged else ""
         least = s.best + FORGOTTEN if n >= FEWEST else max(s.best + FORGOTTEN, RUINED * s.best)
+        if self.last_loss > MEMORIZED and self.minimizes_bits and not self.holds_out:
+            return (f"the model has not learned all answers of the examples (loss "
+                    f"{self.last_loss:.2f}; below {MEMORIZED} it has); use {self.longer()}")
         if self.last_loss > MEMORIZED or estimate <= least:
             return note
         learned, forgotten = self.overdone
@@ -346,6 +350,11 @@ class SftRun(Run):
     def shorter(self):
         """The flag in force that makes the run shorter, in words"""
         return "fewer --steps" if self.options.steps else f"fewer {self.length_flag}"
+
+    def longer(self):
+        """The flag in force that makes the run longer, with twice its value"""
+        o = self.options
+        return f"--steps {2 * o.steps}" if o.steps else f"{self.length_flag} {2 * o.epochs:g}"
 
     @property
     def against_overfitting(self):
