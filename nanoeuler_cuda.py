@@ -596,58 +596,58 @@ def embedding_forward_kernel(x, tokens, wte):
 def embedding_forward(x, tokens, wte):
     launch(embedding_forward_kernel, x, tokens, wte, grid=len(x), block=128)
 
+# The indices of a batch's tokens, sorted by token and then ascending: those of the i-th distinct
+# token, tokens[i], are order[starts[i]:starts[i + 1]]
+Runs = namedtuple("Runs", "order starts tokens")
+
+def runs_of(tokens, V):
+    """Returns the Runs of token ids below V, (BT,), as arrays int32 on the host."""
+    small = tokens.astype(np.uint16) if V <= 1 << 16 else tokens     # NumPy sorts 16 bits faster
+    order = np.argsort(small, kind="stable")
+    tokens = tokens[order]
+    is_first = np.append(True, tokens[1:] != tokens[:-1])
+    starts = np.append(np.flatnonzero(is_first), tokens.size)
+    return Runs(*(x.astype(np.int32) for x in (order, starts, tokens[is_first])))
+
 @made_once
-def embedding_backward_kernel(W, N):
+def embedding_backward_kernel(W):
     load, _ = vector(W)
-    load_ids, _ = vector(N)
 
     @cuda_kernel
-    def backward(dwte, dx, tokens):
+    def backward(dwte, dx, order, starts, tokens):
         """dwte[v] += sum over bt with tokens[bt] = v of dx[bt], always in the same order
+        order, starts, tokens: Runs
 
-        One block of 8 warps per token id v and 32 W columns, W per lane.  Each warp searches an
-        eighth of the tokens, N per lane, and adds the rows of those that are v.  A ballot is an
-        integer with one bit per lane: whether that lane's token is v.  Then the block adds the sums
-        of its warps."""
+        One block of 8 warps per distinct token v and 32 W columns, W per lane.  Each warp adds an
+        eighth of the rows.  Then the block adds the sums of its warps."""
         sums = cuda.shared.array((8, 256), ctype(dx))    # column W lane + i of warp w is in
                                                          # sums[w, 32 i + lane]
         acc = filled(W, ctype(dx).type(0))
-        v, groups, C, found = cuda.blockIdx.x, tokens.size // N, dx.shape[1], 0
+        C, start, end = dx.shape[1], starts[cuda.blockIdx.x], starts[cuda.blockIdx.x + 1]
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         c = (32 * cuda.blockIdx.y + lane) * W
-        first, last = warp * groups // 8, (warp + 1) * groups // 8
-        for i in range(first, last, 32):
-            ids = load_ids(tokens, min(i + lane, last - 1) * N)
-            here = False                     # whether v is among this lane's tokens
-            for n in range(N):
-                here |= ids[n] == v
-            if cuda.any_sync(ALL, i + lane < last and here):
-                for n in range(N):
-                    hits = cuda.ballot_sync(ALL, i + lane < last and ids[n] == v) & ALL   # unsigned
-                    while hits:              # lanes whose n-th token is v, lowest lane first
-                        bt, found = (i + cuda.ffs(hits) - 1) * N + n, 1
-                        hits &= hits - 1
-                        row = load(dx, bt * C + min(c, C - W))
-                        for j in range(W):
-                            acc[j] += row[j]
-        if cuda.syncthreads_or(found):
-            for i in range(W):
-                sums[warp, 32 * i + lane] = acc[i]
-            cuda.syncthreads()               # all warps have stored their sums
-            if cuda.threadIdx.x < 32 * W:
-                x, c = cuda.threadIdx.x, (32 * cuda.blockIdx.y + lane) * W + cuda.threadIdx.x // 32
-                s = sums[0, x]
-                for i in range(1, 8):
-                    s += sums[i, x]
-                if c < C:
-                    dwte[v, c] += s
+        for i in range(start + warp * (end - start) // 8, start + (warp + 1) * (end - start) // 8):
+            row = load(dx, order[i] * C + min(c, C - W))
+            for j in range(W):
+                acc[j] += row[j]
+        for i in range(W):
+            sums[warp, 32 * i + lane] = acc[i]
+        cuda.syncthreads()                   # all warps have stored their sums
+        if cuda.threadIdx.x < 32 * W:
+            x, c = cuda.threadIdx.x, (32 * cuda.blockIdx.y + lane) * W + cuda.threadIdx.x // 32
+            s = sums[0, x]
+            for i in range(1, 8):
+                s += sums[i, x]
+            if c < C:
+                dwte[tokens[cuda.blockIdx.x], c] += s
     return backward
 
-def embedding_backward(dwte, dx, tokens):
-    (V, C) = dwte.shape
+def embedding_backward(dwte, dx, runs):
+    """dwte[v] += the sum of the rows of dx (BT, C) whose token is v     runs: Runs on the device"""
+    C = dx.shape[1]
     W = width(C)
-    backward = embedding_backward_kernel(W, 4 if tokens.size % 4 == 0 else 1)
-    launch(backward, dwte, dx, tokens, grid=(V, cdiv(C, 32 * W)), block=256)
+    launch(embedding_backward_kernel(W), dwte, dx, *runs, grid=(runs.tokens.size, cdiv(C, 32 * W)),
+           block=256)
 
 # ==== 4.3 RMSNorm ====
 ROW_WARPS = 8                                # warps per block, if each warp has a row of its own
@@ -1475,7 +1475,8 @@ class Model(Layers):
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
         # Two Hypers: the second one is for the embedding, in a run with Muon
         self.staged_hyper = np.zeros((2, len(ne.Hyper._fields)))
-        self.staged_read = cuda.event(False)             # the last copy of `stage` has been made
+        # The last copies of `stage` and of `staged_runs` have been made
+        self.staged_read, self.runs_read = cuda.event(False), cuda.event(False)
         self.hyper = self.put(self.staged_hyper, np.float64)
         self.partial = new(NORM_PARTS, np.float64)
         self.zero = np.zeros(cfg.n_mtp + 1)
@@ -1515,9 +1516,11 @@ class Model(Layers):
             self.ids = new((P + 1) * B * T, np.int32)    # tokens, then targets of each head
             self.weight = new((B, P), np.float64)
             self.staged = cuda.pinned_array((P + 1) * B * T, np.int32)
+            self.runs = new(3 * B * T + 1, np.int32)
+            self.pinned_runs = cuda.pinned_array(3 * B * T + 1, np.int32)
         except CudaAPIError as e:
             buffers.clear()
-            self.ids = self.weight = self.staged = None
+            self.ids = self.weight = self.staged = self.runs = self.pinned_runs = None
             if "OUT_OF_MEMORY" not in str(e):
                 raise
             raise UserError(load_gpu_memory().shortage(self, B, T, e)) from None
@@ -1626,7 +1629,7 @@ class Model(Layers):
 
         dx is the gradient of the point that the walk has reached.  At x[i + 1] = x[i] + f(x[i]), it
         is also the gradient of f, so the layer's products read it.  Adding to it what comes back
-        through f makes it the gradient of x[i]."""
+        through f makes it the gradient of x[i].  At the end, d.x is the gradient of x[0]."""
         cfg, p, w, g, a, d = self.cfg, self.p, self.w, self.g, self.a, self.d
         L, T, D, ops = cfg.n_layer, self.shape[1], cfg.head_dim, self.ops
         dx = d.x
@@ -1668,10 +1671,10 @@ class Model(Layers):
             ops.matmul_dx(d.y, d.qkv, w.qkv[l])
             y = step_backward(2 * l)
             ops.matmul_dw(g.qkv[l], d.qkv, y)
-        embedding_backward(g.wte, dx, self.tokens)
 
     def queue_gradient(self, outputs):
-        """Queues all launches of `gradient` for heads 0 to outputs - 1; a graph records them."""
+        """Queues all launches of `gradient` for heads 0 to outputs - 1, except for the gradient of
+        the embedding; a graph records them."""
         self.forward()
         self.output_heads(outputs, training=True)
         self.backward()
@@ -1711,6 +1714,21 @@ class Model(Layers):
         self.prepare(*tokens.shape)
         self.stage(tokens, targets, weight)
         self.gradient_graphs[outputs](functools.partial(self.queue_gradient, outputs))
+        # x[0] is the embedding.  The host sorts its tokens while the device computes
+        embedding_backward(self.g.wte, self.d.x, self.staged_runs(tokens))
+
+    def staged_runs(self, tokens):
+        """Queues the copy of the Runs of tokens (b, T) to the device, and returns them there."""
+        runs = runs_of(tokens.reshape(-1), self.cfg.vocab_size)
+        self.runs_read.synchronize()         # an earlier copy may still read pinned_runs
+        found, end = [], 0
+        for x in runs:
+            self.pinned_runs[end:end + x.size] = x
+            found.append(view(self.runs, end, x.shape))
+            end += x.size
+        self.runs.copy_to_device(self.pinned_runs, stream=gpu.stream)
+        self.runs_read.record(gpu.stream)
+        return Runs(*found)
 
     def forget_failure(self):
         """Sets the gradients to zero if they are not finite, as in nanoeuler.Model."""

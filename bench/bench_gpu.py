@@ -440,8 +440,9 @@ def kernel_cases(cfg, B, T):
         return lambda i: nc.embedding_forward(x[i % n], ids, wte)
 
     def embedding_backward(n):
-        dx, dwte, ids = arrays(n, BT, C), one(V, C), tokens(BT)
-        return lambda i: nc.embedding_backward(dwte, dx[i % n], ids)
+        dx, dwte = arrays(n, BT, C), one(V, C)
+        runs = nc.Runs(*map(nc.to_device, nc.runs_of(rng.integers(0, V, BT), V)))
+        return lambda i: nc.embedding_backward(dwte, dx[i % n], runs)
 
     def square_sums(n):
         g, partial = one(n_params), one(nc.NORM_PARTS, dtype=torch.float64)

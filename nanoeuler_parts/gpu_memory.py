@@ -28,7 +28,7 @@ def memory_table(cfg, B, T, dtype, buffers=nc.buffer_table, kept=None, top=nc.PA
     return [("parameters", n * size), ("gradients", n * size), ("AdamW moments", 2 * n * size),
             ("bfloat16 copies", 2 * n if dtype == np.uint16 else 0),
             ("activations", bytes_of["a"]), ("their gradients", bytes_of["d"]),
-            ("logits", bytes_of["logits"]), ("tokens", 4 * B * T * (1 + cfg.n_mtp)),
+            ("logits", bytes_of["logits"]), ("tokens", 4 * (B * T * (4 + cfg.n_mtp) + 1)),
             ("samples", n * dtype.itemsize + size * (
                 2 * cfg.n_layer * cfg.n_kv_head * cfg.seq_len * cfg.head_dim)
              + (0 if dtype != np.uint16 or nc.rows_refused(cfg, top) else

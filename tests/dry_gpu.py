@@ -196,10 +196,12 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert x.shape[0] <= tokens.size and x.shape[1] == wte.shape[1]
         self.runs(x.shape[0], 128)
 
-    def embedding_backward_kernel_backward(self, dwte, dx, tokens):
-        assert dx.shape == (tokens.size, dwte.shape[1])
+    def embedding_backward_kernel_backward(self, dwte, dx, order, starts, tokens):
+        assert dx.shape[1:] == dwte.shape[1:] and order.size <= len(dx)  # the last rows are padding
+        assert 0 < tokens.size == starts.size - 1 <= min(len(dwte), order.size)
+        assert {x.dtype for x in (order, starts, tokens)} == {np.dtype(np.int32)}
         W = self.vectors(dx)
-        self.runs((len(dwte), tiles(dx.shape[1], 32 * W)), 256)
+        self.runs((tokens.size, tiles(dx.shape[1], 32 * W)), 256)
 
     def rmsnorm_kernels_residual_forward(self, y, kept, rstd, x, w, eps, step):
         assert y.shape == kept.shape == x.shape and x.dtype == rstd.dtype == w.dtype
@@ -264,8 +266,11 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         B, H, G, D = self.attention(qkv, T, HD, *rows)
         hopper = self.args[2 if self.name.endswith("forward_forward") else 5].dtype == np.uint64
         assert not hopper or nc.kernel_path() == "wgmma" and D == 64 and (T % 64 == 0 or B == 1)
-        assert D in (32, 64, 128) and self.kernel in tensor_attention(D, hopper)
-        return B, H, G, D, tensor_attention(D, hopper)
+        found = constants(self.kernel)       # dkv has the window itself
+        window = found["window"] if "window" in found else constants(found["first_key"])["window"]
+        k = tensor_attention(D, hopper, window=window)
+        assert D in (32, 64, 128) and self.kernel in k and 0 <= window
+        return B, H, G, D, k
 
     def portable_attention_forward(self, o, lse, qkv, T, G, scale):
         B, H, groups, k = self.portable(qkv, T, o.shape[1], lse)
@@ -431,6 +436,14 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert (constants(self.kernel)["HD"], constants(self.kernel)["D"]) == (HD, D)
         self.rows_of(rows, x, gain, w)
         self.product_runs(len(w), 2, C, normed=True)
+
+    def norm_and_rotate_kernel_norm_and_rotate(self, q, kc, q_gain, k_gain, cos, sin, rows, eps):
+        (_, G, T, D), (R, HD) = kc.shape, q.shape
+        assert R == AT_ONCE and HD % D == 0 and q_gain.shape == k_gain.shape == (D,)
+        assert cos.shape == sin.shape == (T, D // 2) and 1 <= self.grid[1] <= AT_ONCE
+        self.rows_of(rows, q, kc)
+        self.runs((tiles(HD // D + G, 8), self.grid[1]), 256)
+        apart(q, kc)
 
     def attend_kernel_attend(self, o, ml, q, kc, vc, rows, scale2):
         (_, G, T, D), (R, HD), (_, parts, H, _) = kc.shape, q.shape, ml.shape

@@ -61,7 +61,7 @@ MOVES = {
     "swiglu_kernels_backward": dict(gate_up=2, dy=1),
     "cross_entropy_kernel_fused": dict(logits=2),
     "embedding_forward_kernel": dict(x=1, tokens=1, wte=1),
-    "embedding_backward_kernel_backward": dict(dwte=2, dx=1, tokens=1),
+    "embedding_backward_kernel_backward": dict(dwte=2, dx=1, order=1),
     "square_sums_kernel": dict(g=1),
     "adamw_kernel_update": dict(p=2, w=1, g=2, m=2, v=2)}
 

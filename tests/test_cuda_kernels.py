@@ -157,6 +157,7 @@ def distinct(dtype, capability=(8, 9), layouts=True):
         everything(BIASED, 2, 128, dtype)
         if dtype == "bf16":                  # heads of 128 are another kernel
             everything(replace(ONE, head_dim=128), 1, 128, dtype)
+            everything(replace(LLAMA, head_dim=64), 2, 128, dtype)       # a window on wgmma
             for heads in (5, 7):             # that share a head of keys
                 everything(replace(ONE, n_head=heads, n_kv_head=1, head_dim=64), 1, 128, dtype)
         lowest_rungs(dtype)

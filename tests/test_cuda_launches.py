@@ -137,26 +137,44 @@ def test_weights_are_kept_as_is_best(name, capability, kept, dry, capsys):
     assert type(plain) is type(plain.with_slots(2)) is nc.Decoder and plain.kept_as == "bf16"
 
 
-@pytest.mark.parametrize("options, word", [
-    ({"qk_norm": True}, "qk_norm"), ({"window": 20, "qkv_bias": True}, "20 tokens"),
-    ({"window": 40}, ""), ({"qkv_bias": True}, ""),
-    ({"rope_scaling": "linear", "rope_factor": 4.0}, "")])
-def test_a_decoder_of_other_llamas(options, word, dry, capsys):
-    """Steps of rows have no norms of q and k, and no windows in the context."""
+@pytest.mark.parametrize("weights", ["f32", "bf16"])
+@pytest.mark.parametrize("options", [
+    {"qk_norm": True}, {"window": 20, "qkv_bias": True}, {"window": 40}, {"qkv_bias": True},
+    {"window": 20, "qk_norm": True}, {"rope_scaling": "linear", "rope_factor": 4.0}])
+def test_a_decoder_of_other_llamas(options, weights, dry, capsys):
+    """Both decoders have norms of q and k, biases, and windows.  A window of the whole context is
+    none."""
     cfg = replace(SMALL, seq_len=40, **options)
     flat = np.zeros(ne.n_params(cfg), np.float32)
-    assert nc.make_decoder(cfg, flat, "").kept_as == ("f32" if word else "bf16")
-    decoder = nc.make_decoder(cfg, flat, "bf16")
-    assert decoder.rows_are_cheap == (not word) and word in capsys.readouterr().err
+    assert nc.make_decoder(cfg, flat, "").kept_as == "bf16"
+    decoder = nc.make_decoder(cfg, flat, weights)
+    assert decoder.rows_are_cheap == (weights == "bf16") and not capsys.readouterr().err
     dry.launches.clear()
     decoder.decode(0, 0)
-    names, windows = [x.name for x in dry.launches], {
-        x.args[6] for x in dry.launches if x.name == "attention_decode_kernel"}
+    names, attends = [x.name for x in dry.launches], [
+        x for x in dry.launches if x.name in ("attention_decode_kernel", "attend_kernel_attend")]
     biases = names.count("add_bias_kernel") + sum(
         x.name == "product_kernels_qkv" and constants(x.kernel)["biased"] for x in dry.launches)
     assert biases == cfg.n_layer * cfg.qkv_bias
-    assert names.count("head_norm_kernel") == cfg.n_layer * cfg.qk_norm
-    assert windows == (set() if decoder.rows_are_cheap else {20 if cfg.window else 40})
+    norms = names.count("head_norm_kernel") + names.count("norm_and_rotate_kernel_norm_and_rotate")
+    assert norms == cfg.n_layer * cfg.qk_norm and len(attends) == cfg.n_layer
+    windows = {x.args[6] if weights == "f32" else constants(constants(x.kernel)["first_key"])[
+        "window"] for x in attends}
+    assert windows == {20 if cfg.window == 20 else 40 if weights == "f32" else 0}
+
+
+@pytest.mark.parametrize("window, length, splits", [
+    (None, 1, 1), (None, 129, 2), (None, 300, 3), (100, 300, 1), (128, 300, 1), (129, 300, 2),
+    (200, 130, 2), (290, 300, 3)])
+def test_a_window_limits_the_splits_of_a_context(window, length, splits, dry):
+    """There are 128 keys per split.  The number is that of the kernel, rounded up to a power of
+    two, but not beyond the longest context or window."""
+    cfg = replace(SMALL, n_layer=1, seq_len=300, window=window)
+    assert keys_per_split(cfg.head_dim) == 128
+    decoder = nc.make_decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
+    dry.launches.clear()
+    decoder.decode(0, length - 1)
+    assert [x.grid[1] for x in dry.launches if x.name == "attend_kernel_attend"] == [splits]
 
 
 def test_slots_of_a_window_keep_all_tokens(dry):
@@ -359,6 +377,7 @@ def test_every_kernel_is_launched(dry):
     lowest_rungs()
     everything_of_a_rank(SMALL, 2, 64)
     everything(LLAMA, 2, 64)
+    everything(LLAMA, 2, 64, "bf16")
     assert sorted({x.name for x in dry.launches}) == sorted(
         [name for file in launches.DEVICE_CODE for name in kernels_of(Path(file))]
         + kernels_of(ROOT / "tests/oracles/naive_attention.py"))
@@ -752,6 +771,8 @@ def address(x):
 # The ops that each kernel of a step of rows computes, and the weights that it is given for them
 FUSED = {"product_kernels_qkv": lambda q, kc, vc, x, gain, w, bias, *_: [
              ("norm", address(gain)), ("matmul", address(w)), ("bias", address(bias))],
+         "norm_and_rotate_kernel_norm_and_rotate": lambda q, kc, q_gain, k_gain, *_: [
+             ("norms of heads", address(q_gain), address(k_gain))],
          "attend_kernel_attend": lambda o, ml, q, kc, vc, *_: [("attention", address(kc))],
          "product_kernels_proj": lambda x, o, ml, w, rows: [("matmul", address(w)), ("step",)],
          "merge_kernel_merge": lambda att, *_: [],
@@ -764,10 +785,11 @@ FUSED = {"product_kernels_qkv": lambda q, kc, vc, x, gain, w, bias, *_: [
 
 
 @pytest.mark.parametrize("rows", [1, 64])
-def test_the_kernels_of_rows_are_the_ops_of_the_layers(rows, dry, monkeypatch):
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_the_kernels_of_rows_are_the_ops_of_the_layers(qk_norm, rows, dry, monkeypatch):
     """In the same order, with the same weights.  Prompts runs the layers op by op."""
     dry.gpu.compute_capability, T = (9, 0), BIASED.seq_len
-    cfg = replace(BIASED, n_layer=2)
+    cfg = replace(BIASED, n_layer=2, qk_norm=qk_norm)
     decoder = nc.make_decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
     steps_, done = decoder.steps, []
     dry.launches.clear()
@@ -779,13 +801,15 @@ def test_the_kernels_of_rows_are_the_ops_of_the_layers(rows, dry, monkeypatch):
     for name, op in (("rmsnorm_forward", norm),
                      ("residual_rmsnorm_forward", lambda *args: (note("step"), norm(*args))),
                      ("add_bias", lambda qkv, bias: note("bias", address(bias))),
+                     ("head_norm_forward", lambda qkv, qk, rstd, q_gain, k_gain, eps: note(
+                         "norms of heads", address(q_gain), address(k_gain))),
                      ("swiglu_forward", lambda y, gate_up: note("swiglu"))):
         monkeypatch.setattr(nc, name, op)
     ops = SimpleNamespace(matmul=lambda out, x, w: note("matmul", address(w)))
     prompts = Prompts(steps_, T, ops)
     prompts.rotate_and_attend = lambda l, b: note("attention", address(steps_.kc[l]))
     prompts.queue(T)
-    assert done == fused and len(done) == 2 * 11 + 1
+    assert done == fused and len(done) == 2 * (11 + qk_norm) + 1
 
 
 @pytest.mark.parametrize("H, G, heads", [(12, 4, 3), (8, 1, 4), (14, 2, 7), (5, 1, 5), (9, 9, 1),

@@ -21,9 +21,11 @@ from dry_gpu import constants
 import nanoeuler_cuda as nc
 from nanoeuler_parts.gpu.mma import column_of, which_row
 from nanoeuler_parts.tensor_cores import (
-    matmul_mma, matmul_wgmma, one_tile, pipeline, ptx, scheduler, tiles,
+    attention, matmul_mma, matmul_wgmma, one_tile, pipeline, ptx, scheduler, tiles,
 )
-from nanoeuler_parts.tensor_cores.epilogues import ADD, Epilogue, Polynomial, STORE
+from nanoeuler_parts.tensor_cores.epilogues import (
+    ADD, Epilogue, Plus, Polynomial, STORE, two_of,
+)
 from oracles.epilogues import Gated
 
 pytestmark = pytest.mark.gpu
@@ -135,19 +137,73 @@ def test_each_entry_is_updated_once(n):
         range(N * N))
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 8, 9, 255, 257, 1000])
-def test_each_token_is_looked_at_once(tokens):
-    """Eight warps share the tokens, 32 at a time: the last ones of a warp's eighth are fewer."""
-    kernel = nc.embedding_backward_kernel(1, 1)
-    source = inspect.getsource(kernel.py_func)
-    assert "i + lane < last" in source and "min(i + lane, last - 1)" in source
-    found = Counter()
-    for warp in range(8):
-        first, last = (eval(x, dict(warp=warp, groups=tokens)) for x in
-                       source.split("first, last = ")[1].split("\n")[0].split(", "))
-        found.update(i + lane for i in range(first, last, 32) for lane in range(32)
-                     if i + lane < last)
-    assert found == Counter(range(tokens))
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 255, 1000])
+@pytest.mark.parametrize("V", [2, 300, 1 << 17])
+def test_each_row_is_added_once_to_its_token(V, n):
+    """Eight warps share the rows of a token, in ascending order."""
+    tokens = np.random.default_rng(n).integers(0, V, n) ** 2 // V        # some are frequent
+    runs = nc.runs_of(tokens, V)
+    assert sorted(runs.order) == [*range(n)] and (np.diff(runs.tokens) > 0).all()
+    for token, (start, end) in zip(runs.tokens, itertools.pairwise(runs.starts), strict=True):
+        rows = runs.order[start:end]
+        assert rows.size and (np.diff(rows) > 0).all() and (tokens[rows] == token).all()
+    assert {x.dtype for x in runs} == {np.dtype(np.int32)}
+    found = iterations(nc.embedding_backward_kernel(1), "i", runs.tokens.size, 256,
+                       dx=array(n, 32), starts=runs.starts)
+    assert found == Counter({i: 32 for i in range(n)})   # by all lanes of a warp
+
+
+def seen(rows, keys, window):
+    """(rows, keys): whether a row attends to a key"""
+    distance = np.subtract.outer(rows, keys)
+    return (distance >= 0) & (distance < (window or 1 << 30))
+
+
+@pytest.mark.parametrize("window", [0, 1, 9, 63, 64, 65, 130, 1000])
+def test_the_mask_of_a_tile_leaves_what_its_rows_see(window):
+    """Of each tile that a warp meets, in the places that a lane holds"""
+    names = dict(i32=int, which_row=as_python(which_row), column_of=as_python(column_of))
+    mask, _ = (as_python(f, **names) if i == 0 else f
+               for i, f in enumerate(attention.softmax_of(window)))
+    places = [(8 * names["which_row"](i), names["column_of"](i)) for i in range(32)]
+    rows, columns = np.array(places).T
+    for row, column in itertools.product((0, 3, 8, 50, 64, 200, 517), range(0, 640, 64)):
+        for first_column in 0, 6:
+            s = np.zeros(40)
+            mask(s, 8, column + first_column - row)
+            want = seen(row + rows, column + first_column + columns, window).diagonal()
+            assert ((s[8:] == 0) == want).all() and (s[:8] == 0).all()
+
+
+@pytest.mark.parametrize("window", [0, 1, 9, 63, 64, 65, 130, 1000])
+@pytest.mark.parametrize("T", [1, 64, 65, 128, 321, 512])
+def test_the_tiles_of_attention_hold_all_that_is_seen(T, window):
+    """Each block of tensor_cores/attention.py walks over the tiles from its first to its last:
+    each key that one of its rows sees is in one, and each query that sees one of its keys.  No tile
+    is without any, except at the end of a block of 128 rows."""
+    first_key = as_python(attention.first_key_of(window))
+
+    def assigned(make, name, **values):
+        source = inspect.getsource(make(64, False, window).py_func)
+        text = source.split(f" {name} = ")[1].split("\n")[0].split("#")[0]
+        return eval(text, dict(min=min, T=T, window=window, TILE_ROWS=64, group=1, **values))
+    for rows, make in ((128, attention.tensor_attention_forward),
+                       (64, attention.tensor_attention_dq)):
+        for t0 in range(0, T, rows):
+            k0 = first_key(t0)
+            n = assigned(make, "count", t0=t0, k0=k0)
+            mine = np.arange(t0, min(t0 + rows, T))
+            found = seen(mine, np.arange(T), window).any(0)
+            assert k0 % 64 == 0 and k0 <= found.argmax() < k0 + 64
+            assert not found[:k0].any() and not found[k0 + 64 * n:].any()
+            assert found[k0 + 64 * (n - 1):].any()
+    for k0 in range(0, T, 64):
+        end = assigned(attention.tensor_attention_dkv, "end", k0=k0)
+        n = assigned(attention.tensor_attention_dkv, "next_h, next_t, count", k0=k0, end=end,
+                     g=0)[2]
+        found = seen(np.arange(T), np.arange(k0, min(k0 + 64, T)), window).any(1)
+        assert not found[:k0].any() and not found[min(end, k0 + 64 * n):].any()
+        assert found[k0 + 64 * (n - 1):].any()
 
 
 @pytest.mark.parametrize("n, window", [(1, 9), (7, 9), (100, 33), (300, 1000)])
@@ -254,7 +310,7 @@ def of_any_lane():
     return [(lane // 4, 2 * (lane % 4)) for lane in range(32)]
 
 
-@pytest.mark.parametrize("epilogue", [Gated(3.0), Polynomial(2.0, 3.0, 5.0)])
+@pytest.mark.parametrize("epilogue", [Gated(3.0), Polynomial(2.0, 3.0, 5.0), Plus()])
 @pytest.mark.parametrize("m, n", [(0, 0), (16, 64), (32, 64), (96, 128)])
 def test_an_epilogue_changes_each_sum_of_a_warp_once(epilogue, m, n):
     """16 x 64 sums from out[m, n], which may lie beyond the edge of out (40, 40) or (40, 100)"""
@@ -266,7 +322,8 @@ def test_an_epilogue_changes_each_sum_of_a_warp_once(epilogue, m, n):
         return x.ravel()[i:i + 2]
     plain = dict.fromkeys(("f32", "i32", "u32", "intp"), float) | dict(
         i32=int, u32=int, value=float, exp=np.exp, load_2=load_2,
-        which_row=as_python(which_row), column_of=as_python(column_of))
+        which_row=as_python(which_row), column_of=as_python(column_of),
+        two_of=as_python(two_of, load_2=load_2))
     names = epilogue.make_change().py_func
     change = as_python(epilogue.make_change(), **{
         name: plain[name] for name in plain
@@ -281,6 +338,8 @@ def test_an_epilogue_changes_each_sum_of_a_warp_once(epilogue, m, n):
     given = x[m:m + 16, n:n + 64]
     if isinstance(epilogue, Gated):
         expected = 3 * given / (1 + np.exp(-given)) * inside
+    elif isinstance(epilogue, Plus):
+        expected = given + inside
     else:
         expected = 2 * np.eye(40)[m:m + 16, n:n + 64] + 3 * given + 5 * inside
     np.testing.assert_allclose(found[:len(inside), :inside.shape[1]], expected, 1e-6)

@@ -346,7 +346,8 @@ def test_a_short_run_validates_after_each_quarter(base, tmp_path):
 @pytest.mark.parametrize("holds_out, n, loss, estimate, words", [
     (False, 64, 0.01, 3.26, "memorized"), (False, 64, 0.01, 1.61, "memorized"),
     (False, 64, 0.01, 1.53, ""), (False, 64, 0.5, 3.26, "not learned"),
-    (False, 64, 0.5, 1.51, "not learned"), (False, 2, 0.5, 1.4, "not learned"), (True, 64, 0.01, 1.61, "memorized"),
+    (False, 64, 0.5, 1.51, "not learned"), (False, 2, 0.5, 1.4, "not learned"),
+    (True, 64, 0.01, 1.61, "memorized"),
     (True, 64, 0.01, 1.53, "overfits"), (True, 64, 0.5, 3.26, "overfits"),
     (True, 64, 0.01, 1.51, ""), (True, 2, 0.01, 3.26, "memorized"), (True, 2, 0.01, 1.7, ""),
     (True, 2, 0.5, 3.26, "")])

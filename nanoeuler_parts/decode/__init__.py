@@ -8,6 +8,7 @@ through all layers, in five kernels per layer, recorded as a CUDA graph:
     in each layer:
     qkv          RMSNorm, q, k, v, biases, RoPE;             one block per 8 pairs (i, i + D / 2)
                  k and v go to the cache
+    norm_and_rotate    only with norms of q and k: the norms, and then RoPE
     attend       attention over one split of the context,    one block per split, row and
                  keys_per_split(D) keys                      group of query heads
     proj         merges the splits, x += W att               one block per 8 columns of x
@@ -26,6 +27,7 @@ order:
     table.py       the table that tells the kernels of a step what its rows are; take
     attend.py      attend, and the merging of splits
     products.py    qkv, proj, gate_up, add_product, logits: products of a few rows with a matrix
+    norms.py       norm_and_rotate
     sampling.py    choose
     prompts.py     a long beginning of a slot is read at once instead, with the kernels of training
     steps.py       RowSteps: the steps as graphs, and what passes between host and device

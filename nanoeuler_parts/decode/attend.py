@@ -38,10 +38,19 @@ def heads_per_block(H, G):
     share = H // G
     return share if share in (5, 7) else max(n for n in range(1, 5) if share % n == 0)
 
+def first_key_of(window):
+    """Returns the device function first_key(position): the first key that a row at this position
+    attends to.     window: most keys, or 0 for all"""
+    @inlined
+    def first_key(position):
+        return i32(max(i32(0), i32(position) + i32(1) - i32(window))) if window else i32(0)
+    return first_key
+
 @made_once
-def attend_kernel(D, HEADS, BLOCKS, hopper):
+def attend_kernel(D, HEADS, BLOCKS, window, hopper):
     """Makes `attend` for heads of D numbers.  A block has HEADS query heads that share a head of
     keys, and BLOCKS such blocks share it: HEADS BLOCKS = H / G."""
+    first_key = first_key_of(window)
     LANES, KEYS, CHUNKS = lanes_per_key(D), keys_per_split(D), D // 4
     KEY_GROUPS = WARP // LANES               # groups of lanes in a warp; each has four keys
     Q_REGS = HEADS * 4                       # floats of the queries that a lane has
@@ -78,10 +87,12 @@ def attend_kernel(D, HEADS, BLOCKS, hopper):
         t, lane, warp = thread_id(), lane_id(), warp_id()
         block, split, r = u32(cuda.blockIdx.x), u32(cuda.blockIdx.y), u32(cuda.blockIdx.z)
         head = u32(HEADS) * block            # the block's first query head
-        # n: keys from the split's first one to the row's own.  plane: the first key's index in kc
-        n = table_entry(rows, POSITION, r) + i32(1) - i32(u32(KEYS) * split)
+        # start: the split's first key.  n: keys from it to the row's own.  plane: its index in kc
+        position = table_entry(rows, POSITION, r)
+        start = u32(u32(first_key(position)) + u32(KEYS) * split)
+        n = position + i32(1) - i32(start)
         kv_head = u32(table_entry(rows, SLOT, r)) * u32(kc.shape[1]) + u32(block // u32(BLOCKS))
-        plane = (u64(kv_head) * u64(kc.shape[2]) + u64(u32(KEYS) * split)) * u64(D)
+        plane = (u64(kv_head) * u64(kc.shape[2]) + u64(start)) * u64(D)
         here = r < table_entry(rows, COUNTS, N_ROWS) and n > 0       # the same in the whole block
         if hopper and here and t == 0:       # all keys but the newest are already in memory
             size = u32(min(n, i32(KEYS))) * u32(4 * D)
@@ -161,15 +172,16 @@ def attend_kernel(D, HEADS, BLOCKS, hopper):
 
 MERGE_FROM = 4                               # number of rows from which `merge` pays
 
-def split_merger(HD, D):
+def split_merger(HD, D, window):
     """Makes the device functions that merge what `attend` wrote for the splits of a row:
     (splits_at, merge_splits)."""
     KEYS, (load_2, _), (load_4, _) = keys_per_split(D), vector(2), vector(4)
+    first_key = first_key_of(window)
 
     @inlined
     def splits_at(position):
         """Returns the number of splits of the context of a row at this position."""
-        return u32(u32(position) // u32(KEYS)) + u32(1)
+        return u32(u32(position - first_key(position)) // u32(KEYS)) + u32(1)
 
     @inlined
     def merge_splits(o, ml, row, splits, k):
@@ -207,10 +219,10 @@ def split_merger(HD, D):
     return splits_at, merge_splits
 
 @made_once
-def merge_kernel(HD, D, hopper):
+def merge_kernel(HD, D, window, hopper):
     """Makes `merge`, which merges the splits of all rows once.  For a few rows, each block of
     `proj` merges them instead."""
-    (splits_at, merge_splits), (_, store_4) = split_merger(HD, D), vector(4)
+    (splits_at, merge_splits), (_, store_4) = split_merger(HD, D, window), vector(4)
     take_turn = after_previous if hopper else at_once
 
     @cuda_kernel

@@ -15,16 +15,11 @@ from nanoeuler_parts.decode.products import whole_smem
 from nanoeuler_parts.decode.prompts import BY_ROWS
 from nanoeuler_parts.decode.steps import RowSteps
 from nanoeuler_parts.decode.table import AT_ONCE
-from nanoeuler_parts.files.printing import counted
 
 def refused(cfg, hopper):
     """Returns why RowSteps cannot run a model of this shape in bfloat16, or "" if it can.
     hopper: kernels may use Hopper's copy engine"""
     size = ne.dims_of(cfg)
-    if cfg.qk_norm:
-        return "the model has norms of q and k (qk_norm)"
-    if window_of(cfg):
-        return f"the model has a window of {counted(window_of(cfg), 'token')}"
     for name, n, unit in (("n_embd", size.C, 8), ("n_hidden", size.F, 8), ("head_dim", size.D, 16)):
         if n % unit:
             return f"{name} is {n}, not a multiple of {unit}"
@@ -40,10 +35,12 @@ def rows_bytes(cfg):
     """Returns the bytes of RowSteps without its cache, and of Prompts, for slots as long as the
     context."""
     size, T = ne.dims_of(cfg), cfg.seq_len
-    splits = cdiv(T, keys_per_split(size.D))
+    splits = cdiv(window_of(cfg) or T, keys_per_split(size.D))
     bytes_per_row = 4 * (2 * size.C + 2 * size.HD + size.F + splits * (
         size.HD + 2 * size.H)) + 12 * size.V
     bytes_per_token = 8 * size.C + 2 * size.QKV + 2 * size.HD + 6 * size.F + 4 * size.H
+    if cfg.qk_norm:
+        bytes_per_token += (size.H + size.G) * (2 * size.D + 4)
     return AT_ONCE * bytes_per_row + T * bytes_per_token
 
 class RowsDecoder(Decoder):

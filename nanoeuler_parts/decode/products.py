@@ -274,8 +274,10 @@ two_blocks_per_sm = cuda_kernel(launch_bounds=(256, 2))      # decorator of the 
 ProductKernels = namedtuple("ProductKernels", "qkv proj gate_up logits")
 
 @made_once
-def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
-    """Makes ProductKernels for these sizes.  biased: q, k and v have biases
+def product_kernels(C, HD, D, F, GROUPS, window, hopper, biased, normed):
+    """Makes ProductKernels for these sizes.
+    window: most keys of a row, or 0     biased: q, k and v have biases     normed: q and k have
+    norms, so norm_and_rotate comes after qkv
 
     Blocks have 256 threads.  Each of the first 64 GROUPS threads writes one output per tile: thread
     t has row t // 8 of the block and column t % 8 of the tile.  Block y of the grid begins at row
@@ -286,7 +288,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
         row_product(C, tiles, GROUPS, True, hopper) for tiles in (2, X_TILES))
     att_product = row_product(HD, 1, 1, False, hopper)
     copied_table, first_row_of_block, starts_of = block_rows(GROUPS)
-    splits_at, merge_splits = split_merger(HD, D)
+    splits_at, merge_splits = split_merger(HD, D, window)
     # shapes of `partial`: warps, groups, tiles, rows, columns
     PROJ_SHARES, QKV_SHARES, X_SHARES = (8, 1, 1, 8, 8), *(
         (8, GROUPS, tiles, 8, 8) for tiles in (2, X_TILES))
@@ -306,7 +308,8 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
 
     @two_blocks_per_sm
     def qkv(q, kc, vc, x, gain, w, bias, cos, sin, rows, eps):
-        """q, k, v = RMSNorm(x) W^T + bias, with RoPE for q and k; writes k and v to the cache.
+        """q, k, v = RMSNorm(x) W^T + bias, with RoPE for q and k unless `normed`; writes k and v to
+        the cache.
         A block has the pairs (i, i + D / 2) of a head, for i = i0 to i0 + 7.
         grid ((H + 2 G) D / 16, rows / X_ROWS)
         q (AT_ONCE, HD), kc, vc (slots, G, T, D) of a layer, x (AT_ONCE, C), w (QKV, C) bf16
@@ -337,7 +340,7 @@ def product_kernels(C, HD, D, F, GROUPS, hopper, biased):
                 v = cuda.fma(v, rstd, bias[second + (t & u32(7))])
             else:
                 u, v = u * rstd, v * rstd
-            if head < H + G:
+            if not normed and head < H + G:
                 u, v = cuda.fma(u, c, -fmul_rn(v, s)), cuda.fma(v, c, fmul_rn(u, s))
             if head < H:
                 q[r, first + (t & u32(7))], q[r, second + (t & u32(7))] = u, v

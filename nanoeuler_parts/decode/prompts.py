@@ -11,7 +11,7 @@ import functools
 import numpy as np
 from numba import cuda
 
-from nanoeuler_cuda import embedding_forward, LayerBuffers, Layers, new, rope, view
+from nanoeuler_cuda import embedding_forward, LayerBuffers, Layers, new, rope, view, window_of
 from nanoeuler_parts.decode.table import AT_ONCE, upload
 from nanoeuler_parts.gpu.launches import cuda_kernel, Graph, launch
 from nanoeuler_parts.gpu.numbers import value
@@ -34,7 +34,7 @@ class Prompts(Layers):
     It computes T tokens, one of some sizes: see `prompt_size`.  The tokens after the prompt's
     end are arbitrary, since attention is causal.  Activations have memory for one layer, allocated
     at the first prompt: 8 C + 2 QKV + 2 HD + 6 F bytes per token, 12 MB for 512 tokens of
-    `base`."""
+    `base`.  Norms of q and k add 2 D + 4 bytes per token and head of these."""
 
     def __init__(self, steps, T, ops):
         """steps: the RowSteps whose cache is filled
@@ -49,7 +49,10 @@ class Prompts(Layers):
         # Only a backward pass would read `unused` and lse
         self.unused = buffer(T, size.C), buffer(T, dtype=np.float32)
         self.lse = buffer(size.H * T, dtype=np.float32)
-        self.whole = LayerBuffers(buffer(T, size.C), buffer(T, size.QKV), None, None,
+        self.window, heads, qk, qk_rstd = window_of(self.cfg), size.H + size.G, None, None
+        if self.cfg.qk_norm:
+            qk, qk_rstd = buffer(T, heads * size.D), buffer(T, heads, dtype=np.float32)
+        self.whole = LayerBuffers(buffer(T, size.C), buffer(T, size.QKV), qk, qk_rstd,
                                   buffer(T, size.HD), buffer(T, 2 * size.F), buffer(T, size.F))
         self.slot_and_ids = new(2 + T, np.int32)         # slot, number of tokens, the tokens
         self.staged = cuda.pinned_array(2 + T, np.int32)
@@ -88,7 +91,8 @@ class Prompts(Layers):
         rope(b.qkv, self.cos, self.sin, T, size.H + size.G, 1)
         launch(keep_kernel, self.kc[l], self.vc[l], b.qkv, self.slot_and_ids, grid=(T, size.G),
                block=size.D)
-        self.ops.attention_forward(b.att, view(self.lse, 0, (size.H, T)), b.qkv, T, size.D)
+        self.ops.attention_forward(b.att, view(self.lse, 0, (size.H, T)), b.qkv, T, size.D,
+                                   self.window)
 
 @cuda_kernel
 def keep_kernel(kc, vc, qkv, slot_and_ids):

@@ -24,10 +24,11 @@ from numba import cuda
 
 import nanoeuler as ne
 from bpe import need
-from nanoeuler_cuda import cdiv, make_ops, new, to_device, view
+from nanoeuler_cuda import cdiv, make_ops, new, to_device, view, window_of
 from nanoeuler_parts.decode.attend import (
     attend_kernel, heads_per_block, keys_per_split, MERGE_FROM, merge_kernel,
 )
+from nanoeuler_parts.decode.norms import HEADS_PER_BLOCK, norm_and_rotate_kernel
 from nanoeuler_parts.decode.products import (
     add_product_kernel, GROUP, product_kernels, rows_smem, tiles_per_block, TURNS_AT_ONCE,
     whole_smem,
@@ -77,22 +78,24 @@ class RowSteps:
         top: the fastest kernel path that it may use"""
         size, self.cfg, self.p, self.T = ne.dims_of(cfg), cfg, weights, T
         self.top, self.hopper = top, make_ops(top).path == "wgmma"
-        self.size = size
+        self.size, window = size, window_of(cfg)
         room = cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         self.groups = max(groups for groups in TURNS_AT_ONCE
                           if whole_smem(size, groups, self.hopper) <= room)
         self.smem = {groups: rows_smem(size, groups, self.hopper) for groups in TURNS_AT_ONCE}
-        self.kernels = {groups: product_kernels(size.C, size.HD, size.D, size.F, groups,
-                                                self.hopper, cfg.qkv_bias)
+        self.kernels = {groups: product_kernels(size.C, size.HD, size.D, size.F, groups, window,
+                                                self.hopper, cfg.qkv_bias, cfg.qk_norm)
                         for groups in TURNS_AT_ONCE}
+        self.norm_and_rotate = norm_and_rotate_kernel(size.D, self.hopper)
         self.add_product = {(groups, K): add_product_kernel(size.C, K, groups, self.hopper)
                             for groups in (1, 2) for K in (size.HD, size.F)}
-        self.merge = merge_kernel(size.HD, size.D, self.hopper)
+        self.merge = merge_kernel(size.HD, size.D, window, self.hopper)
         self.heads_per_block = heads_per_block(size.H, size.G)
         self.take = take_kernel(self.hopper)
         self.attend = attend_kernel(size.D, self.heads_per_block,
-                                    size.H // size.G // self.heads_per_block, self.hopper)
-        self.split_keys = keys_per_split(size.D)
+                                    size.H // size.G // self.heads_per_block, window,
+                                    self.hopper)
+        self.split_keys, self.most_keys = keys_per_split(size.D), window or T
         splits = self.splits_bucket(T)
 
         def buffer(*shape):
@@ -139,8 +142,10 @@ class RowSteps:
 
     def splits_bucket(self, length):
         """Returns the number of splits of a context of this length, rounded up to a power of two,
-        so that few graphs are enough.  At most that of a whole slot."""
-        return min(power_of_two(cdiv(length, self.split_keys)), cdiv(self.T, self.split_keys))
+        so that few graphs are enough.  At most that of a whole slot, or of the window."""
+        most = min(self.most_keys, self.T)
+        splits = power_of_two(cdiv(min(length, most), self.split_keys))
+        return min(splits, cdiv(most, self.split_keys))
 
     def compute(self, tokens, slots, positions, wanted):
         """Runs a step and returns (logits, rows of x) of the rows whose logits are requested, on
@@ -315,6 +320,10 @@ class RowSteps:
             bias = p.qkv_bias[l] if self.cfg.qkv_bias else gain
             launch(k.qkv, self.q, kc, vc, x, gain, p.qkv[l], bias, self.cos, self.sin, rows, eps,
                    grid=(size.QKV // 16, cdiv(count, groups * GROUP)), block=256, smem=smem.qkv)
+            if self.cfg.qk_norm:
+                launch(self.norm_and_rotate, self.q, kc, p.q_norm[l], p.k_norm[l], self.cos,
+                       self.sin, rows, eps, grid=(cdiv(size.H + size.G, HEADS_PER_BLOCK), count),
+                       block=256)
             launch(self.attend, o, ml, self.q, kc, vc, rows, scale2,
                    grid=(size.H // self.heads_per_block, splits, count), block=256)
             if count < MERGE_FROM:

@@ -9,8 +9,8 @@ import nanoeuler as ne
 from nanoeuler_cuda import (
     adamw, add_bias, bias_gradient, cross_entropy, Decoder, DTYPES, embedding_backward,
     embedding_forward, Entries, GAIN_PARTS, head_norm_backward, head_norm_forward, kernel_path,
-    make_ops, Muon, naive_matmul, new, NORM_PARTS, Ops, residual_rmsnorm_forward, rmsnorm_again,
-    rmsnorm_backward, rope, ROW_WARPS, square_sums, swiglu_backward, swiglu_forward,
+    make_ops, Muon, naive_matmul, new, NORM_PARTS, residual_rmsnorm_forward, rmsnorm_again,
+    rmsnorm_backward, rope, ROW_WARPS, Runs, runs_of, square_sums, swiglu_backward, swiglu_forward,
     tensor_core_matmul, to_device, to_host,
 )
 from nanoeuler_parts.gpu.launches import launch
@@ -44,11 +44,13 @@ def add_embedding_tests(ops):
         tokens = ops.rng.integers(0, V, BT, dtype=np.int32)
         dx, dwte = ops.normal(BT, C), ops.normal(V, C)
         ops.add(embedding_forward, [0 * dx], [tokens, ops.normal(V, C)])
-        ops.add(embedding_backward, [as_sum(dwte)], [dx, tokens],
-                embedding_backward_on_cpu, "embedding_backward")
+        expected = dwte.copy()
+        ne.embedding_backward(expected, dx, tokens)
+        ops.add(embedding_backward_test, [as_sum(dwte)], [dx, *runs_of(tokens, V)], [expected],
+                "embedding_backward")
 
-def embedding_backward_on_cpu(dwte, dx, tokens):
-    ne.embedding_backward(dwte, dx, tokens)
+def embedding_backward_test(dwte, dx, *runs):
+    embedding_backward(dwte, dx, Runs(*runs))
 
 def add_rmsnorm_tests(ops):
     for BT, C in ((1, 5), (3, 10), (37, 320), (130, 768), (9, 2049)):
@@ -67,10 +69,11 @@ def add_rmsnorm_tests(ops):
                 [as_sum(np.zeros((GAIN_PARTS, C))), x, as_sum(w), as_sum(rstd)], [dx, dgain, y])
 
 def add_rope_and_attention_tests(ops):
-    # One window per shape, since kernels are compiled for each.  The last four shapes have several
-    # tiles on every path.  (2, 128, .., 64) has several sequences of whole tiles, as in training
+    # One window per shape, since kernels are compiled for each.  The last four shapes, and
+    # (1, 449, .., 64), have several tiles on every path.  (2, 128, .., 64) has several sequences of
+    # whole tiles, as in training
     for B, T, H, G, D, window in (
-            (2, 128, 4, 2, 64, 0),
+            (2, 128, 4, 2, 64, 40), (1, 449, 4, 2, 64, 70),
             (1, 1, 1, 1, 2, 0), (2, 65, 4, 2, 10, 9), (1, 64, 4, 4, 64, 1), (2, 130, 6, 1, 32, 64),
             (1, 200, 12, 4, 64, 150), (2, 33, 2, 1, 128, 9), (1, 63, 3, 3, 34, 0),
             (2, 321, 2, 1, 64, 64), (1, 330, 2, 2, 128, 150), (1, 385, 2, 1, 32, 0),
@@ -97,12 +100,11 @@ def add_rope_and_attention_tests(ops):
             o, lse, dqkv = 0 * do, 0 * scratch, 0 * qkv
             attention_twin(o, lse, dqkv, do, qkv, T, D, window)
             ne.rope(dqkv, *every, H + G, -1.0)
-            forward, backward = Ops.attention_forward, Ops.attention_backward
-            ops.add(forward, [0 * o, as_sum(scratch)], [qkv, T, D, window], [o, lse],
-                    "window, forward")
-            ops.add(backward, [0 * dqkv],
-                    [as_sum(scratch), do, o, as_sum(lse), qkv, *angles, T, D, window], [dqkv],
-                    "window, backward")
+            ops.add_for_ops(attention_forward_test, [0 * o, as_sum(scratch)],
+                            [qkv, T, D, window], [o, lse], "window, forward")
+            ops.add_for_ops(attention_backward_test, [0 * dqkv],
+                            [as_sum(scratch), do, o, as_sum(lse), qkv, *angles, T, D, window],
+                            [dqkv], "window, backward")
 
 def add_swiglu_tests(ops):
     for BT, F in ((1, 1), (7, 9), (65, 344), (3, 2048)):

@@ -71,6 +71,7 @@ S_REGS = 32                                  # a thread's registers for a tile o
 # bytes.
 PROLOGUE = -1
 INF32, LOG2E32 = np.float32(math.inf), np.float32(LOG2E)
+LOWEST = np.float32(-1e30)                   # below any score, but not infinite
 
 class TileOps(DeviceFunctions):
     """The operations that the kernels below need, to copy and to multiply tiles.
@@ -329,57 +330,77 @@ def ring_of(D, hopper):
 @functools.cache
 def advance_pipeline_of(D, hopper):
     """Returns a device function for forward and dq: it waits for pair n of K and V, and requests
-    pair n + 1.  In the round PROLOGUE, it only requests pair 0."""
+    pair n + 1.  In the round PROLOGUE, it only requests pair 0.
+    key0: the row of the matrix where the keys of pair 0 begin"""
     ring = ring_of(D, hopper)
 
     @inlined
-    def advance_pipeline(smem, barriers, n, count, qkv, k_col, v_col, row0, last):
+    def advance_pipeline(smem, barriers, n, count, qkv, k_col, v_col, key0, last):
         if n >= 0:
             ring.wait_pair(barriers, n)
         if n + 1 < count:
-            ring.issue_pair(smem, barriers, n + 1, qkv, k_col, qkv, v_col, row0 + n * 64 + 64,
+            ring.issue_pair(smem, barriers, n + 1, qkv, k_col, qkv, v_col, key0 + n * 64 + 64,
                             last)
     return advance_pipeline
 
+def first_key_of(window):
+    """Returns the device function first_key(t): the first key of the first tile that a row from t
+    on attends to."""
+    @inlined
+    def first_key(t):
+        return max(0, t + 1 - window) // TILE_ROWS * TILE_ROWS if window else 0
+    return first_key
+
 # ---- Softmax and stores
-@inlined
-def mask(s, first, col_minus_row):
-    """Sets the entries of a tile of S above the diagonal to -inf.  The thread's entries of the tile
-    are s[first:first + 32].
+@functools.cache
+def softmax_of(window):
+    """Returns the device functions (mask, online_softmax) for a window: see `portable_attention`.
+    """
+    @inlined
+    def mask(s, first, col_minus_row):
+        """Sets the entries of a tile of S that are above the diagonal, or before the window, to
+        -inf.  The thread's entries of the tile are s[first:first + 32].
 
-    col_minus_row: the thread's first column minus its first row, both counted in the sequence"""
-    if col_minus_row > -TILE_ROWS:
+        col_minus_row: the thread's first column minus its first row, both counted in the sequence
+        """
+        if col_minus_row > -TILE_ROWS:
+            for i in range(32):
+                if col_minus_row > i32(8 * which_row(i) - column_of(i)):
+                    s[first + i] = -INF32
+        if window and col_minus_row <= 8 - window:
+            for i in range(32):
+                if col_minus_row <= i32(8 * which_row(i) - column_of(i) - window):
+                    s[first + i] = -INF32
+
+    @inlined
+    def online_softmax(s, half, acc, ACC_REGS, m, l, col_minus_row, scale2):
+        """One step of the running softmax for one tile of S, s[32 * half:].  S becomes
+        2^(scale2 (S - m)), with scale2 = log2(e) / sqrt(D).  The sums in l and acc shrink to the
+        new m.
+
+        half             0 or 1: which of the two tiles
+        acc              the sums of O for both tiles; each has ACC_REGS registers
+        m, l             maximum and sum of each of the thread's four rows, two per tile.  l only
+                         sums the thread's own columns
+        col_minus_row    as for `mask`, for this tile"""
+        top, shrink, first = cuda.local.array(2, f32), cuda.local.array(2, f32), 32 * half
+        mask(s, first, col_minus_row)
+        for i in range(2):
+            top[i] = m[2 * half + i]
         for i in range(32):
-            if col_minus_row > i32(8 * which_row(i) - column_of(i)):
-                s[first + i] = -INF32
-
-@inlined
-def online_softmax(s, half, acc, ACC_REGS, m, l, col_minus_row, scale2):
-    """One step of the running softmax for one tile of S, s[32 * half:].  S becomes
-    2^(scale2 (S - m)), with scale2 = log2(e) / sqrt(D).  The sums in l and acc shrink to the new m.
-
-    half             0 or 1: which of the two tiles
-    acc              the sums of O for both tiles; each has ACC_REGS registers
-    m, l             maximum and sum of each of the thread's four rows, two per tile.  l only sums
-                     the thread's own columns
-    col_minus_row    as for `mask`, for this tile"""
-    top, shrink, first = cuda.local.array(2, f32), cuda.local.array(2, f32), 32 * half
-    mask(s, first, col_minus_row)
-    for i in range(2):
-        top[i] = m[2 * half + i]
-    for i in range(32):
-        top[which_row(i)] = max(top[which_row(i)], s[first + i])
-    for i in range(2):
-        top[i] = quad_max(top[i])            # a quad of lanes shares a row
-        shrink[i] = exp2((m[2 * half + i] - top[i]) * scale2)
-        m[2 * half + i] = top[i]
-        top[i] *= scale2
-        l[2 * half + i] *= shrink[i]
-    for i in range(ACC_REGS):
-        acc[half * ACC_REGS + i] *= shrink[which_row(i)]
-    for i in range(32):
-        s[first + i] = exp2(s[first + i] * scale2 - top[which_row(i)])
-        l[2 * half + which_row(i)] += s[first + i]
+            top[which_row(i)] = max(top[which_row(i)], s[first + i])
+        for i in range(2):
+            top[i] = quad_max(top[i])        # a quad of lanes shares a row
+            shrink[i] = exp2((m[2 * half + i] - top[i]) * scale2)
+            m[2 * half + i] = top[i]
+            top[i] *= scale2
+            l[2 * half + i] *= shrink[i]
+        for i in range(ACC_REGS):
+            acc[half * ACC_REGS + i] *= shrink[which_row(i)]
+        for i in range(32):
+            s[first + i] = exp2(s[first + i] * scale2 - top[which_row(i)])
+            l[2 * half + which_row(i)] += s[first + i]
+    return mask, online_softmax
 
 @inlined
 def store_neighbours(out, low, high, row, col):
@@ -423,10 +444,14 @@ def store_rotated_of(D):
 
 # ---- The kernels.  hopper: path `wgmma`
 @made_once
-def tensor_attention_forward(D, hopper):
+def tensor_attention_forward(D, hopper, window):
     CHUNKS, ACC_REGS, A_REGS, TILE_BYTES = sizes_of(D)
     BOTH_ACC_REGS, BOTH_A_REGS = 2 * ACC_REGS, 2 * A_REGS    # of two tiles
     ops, ring, advance_pipeline = (f(D, hopper) for f in (tile_ops, ring_of, advance_pipeline_of))
+    first_key, (_, online_softmax) = first_key_of(window), softmax_of(window)
+    # A row may have no key of its window in the block's first tile.  Its maximum is then LOWEST
+    # and not -inf, because -inf - -inf is NaN
+    NO_MAXIMUM = LOWEST if window else -INF32
 
     @cuda_kernel(launch_bounds=(128, 3 if hopper else 1))
     def forward(o, lse, qkv, T, G, scale):
@@ -435,13 +460,14 @@ def tensor_attention_forward(D, hopper):
         qkv: the matrix, or its tensor map"""
         smem, barriers = ops.set_up(STATIONARY)
         ops.fence_map(qkv)
-        acc, m, l = filled(BOTH_ACC_REGS, f32(0)), filled(4, -INF32), filled(4, f32(0))
+        acc, m, l = filled(BOTH_ACC_REGS, f32(0)), filled(4, NO_MAXIMUM), filled(4, f32(0))
         q, p_pairs = cuda.local.array(BOTH_A_REGS, u32), cuda.local.array(S_REGS, u32)
         h, H, scale2 = cuda.blockIdx.y, cuda.gridDim.y, scale * LOG2E32
         row0, t0, last = rows_of_block(128, T)
         k_col = o.shape[1] + h * G // H * D
         # the thread's rows are r, r + 8, r + 64 and r + 72; count: pairs of tiles
-        r, count = t0 + first_row(), (min(t0 + 128, T) + 63) // 64
+        r, k0 = t0 + first_row(), first_key(t0)
+        count = (min(t0 + 128, T) - k0 + 63) // 64
         stationary = pipeline.barrier(barriers, STAGES)
         for i in range(2):
             ops.issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
@@ -450,11 +476,11 @@ def tensor_attention_forward(D, hopper):
         ops.load_fragments(q, smem)
         for n in range(PROLOGUE, count):     # n: number of the pair of tiles
             k_tile = ring.pair_at(smem, n)
-            advance_pipeline(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
+            advance_pipeline(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0 + k0, last)
             if n < 0:
                 continue
             s = ops.multiply_abt(q, smem, k_tile, k_tile)            # S = Q K^T, both halves of Q
-            col_minus_row = i32(n * 64 + first_column() - r)
+            col_minus_row = i32(k0 + n * 64 + first_column() - r)
             online_softmax(s, 0, acc, ACC_REGS, m, l, col_minus_row, scale2)
             online_softmax(s, 1, acc, ACC_REGS, m, l, i32(col_minus_row - 64), scale2)
             p = s                            # the same registers: P = 2^(scale2 (S - m))
@@ -473,11 +499,12 @@ def tensor_attention_forward(D, hopper):
     return forward
 
 @made_once
-def tensor_attention_dq(D, hopper):
+def tensor_attention_dq(D, hopper, window):
     _, ACC_REGS, A_REGS, TILE_BYTES = sizes_of(D)
     BOTH_A_REGS = 2 * A_REGS                 # of two tiles
     ops, ring, advance_pipeline = (f(D, hopper) for f in (tile_ops, ring_of, advance_pipeline_of))
     load_a, store_rotated = fragments_of(D), store_rotated_of(D)
+    first_key, (mask, _) = first_key_of(window), softmax_of(window)
 
     @cuda_kernel(launch_bounds=(128, 1))
     def dq(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
@@ -496,7 +523,8 @@ def tensor_attention_dq(D, hopper):
         row0, t0, last = rows_of_block(64, T)
         G = (dqkv.shape[1] - HD) // (2 * D)
         k_col, r = HD + h * G // H * D, t0 + first_row()         # the thread's rows: r and r + 8
-        stationary, count = pipeline.barrier(barriers, STAGES), (min(t0 + 64, T) + 63) // 64
+        stationary, k0 = pipeline.barrier(barriers, STAGES), first_key(t0)
+        count = (min(t0 + 64, T) - k0 + 63) // 64
         # O lies where the first tile of K comes later
         do_tile, o_tile = smem + TILE_BYTES, smem + u32(2 * TILE_BYTES)
         ops.issue_load(stationary, smem, qkv, row0 + t0, last, h * D)
@@ -519,12 +547,12 @@ def tensor_attention_dq(D, hopper):
         cuda.syncthreads()                   # all threads have read O: K may overwrite it
         for n in range(PROLOGUE, count):     # n: number of the pair of tiles
             k_tile = ring.pair_at(smem, n)
-            advance_pipeline(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0, last)
+            advance_pipeline(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0 + k0, last)
             if n < 0:
                 continue
             # S = Q K^T in the first S_REGS registers, dP = dO V^T in the others
             s_dp = ops.multiply_abt(a, smem, k_tile, k_tile + TILE_BYTES)
-            mask(s_dp, 0, i32(n * 64 + first_column() - r))
+            mask(s_dp, 0, i32(k0 + n * 64 + first_column() - r))
             ds = s_dp                        # in the registers of S: P (dP - delta).  store_rotated
                                              # multiplies by `scale`
             for i in range(S_REGS):
@@ -539,7 +567,7 @@ def tensor_attention_dq(D, hopper):
     return dq
 
 @made_once
-def tensor_attention_dkv(D, hopper):
+def tensor_attention_dkv(D, hopper, window):
     CHUNKS, ACC_REGS, A_REGS, TILE_BYTES = sizes_of(D)
     BOTH_ACC_REGS, BOTH_A_REGS = 2 * ACC_REGS, 2 * A_REGS    # of two tiles
     ops, ring, store_rotated = tile_ops(D, hopper), ring_of(D, hopper), store_rotated_of(D)
@@ -569,7 +597,8 @@ def tensor_attention_dkv(D, hopper):
                            k_col + i * G * D)
         ops.wait(stationary, 0)              # K and V have arrived
         ops.load_fragments(a, smem)
-        next_h, next_t, count = g * group, k0, group * ((T - k0 + 63) // 64)
+        end = min(T, k0 + TILE_ROWS - 1 + window) if window else T   # of the queries that see keys
+        next_h, next_t, count = g * group, k0, group * ((end - k0 + 63) // 64)
         for n in range(PROLOGUE, count):     # n: number of the pair of tiles
             t0 = next_t
             q_tile = ring.pair_at(smem, n)
@@ -577,7 +606,7 @@ def tensor_attention_dkv(D, hopper):
             if n >= 0:
                 ring.wait_pair(barriers, n)
                 next_t += 64
-                if next_t >= T:              # continue with the group's next query head
+                if next_t >= end:            # continue with the group's next query head
                     next_h, next_t = next_h + 1, k0
             if n + 1 < count:
                 t = row0 + next_t + cuda.threadIdx.x % 64
@@ -599,6 +628,11 @@ def tensor_attention_dkv(D, hopper):
                     if i32(column_of(i) - 8 * which_row(i)) < key_minus_query or (
                             i32(column_of(i)) >= queries_left):
                         s_dp[i] = -INF32
+            if window and t0 + TILE_ROWS - k0 > window:  # some queries are beyond their window
+                key_minus_query = i32(k0 + first_row() - t0 - first_column())
+                for i in range(S_REGS):
+                    if i32(column_of(i) - 8 * which_row(i)) >= i32(key_minus_query + window):
+                        s_dp[i] = -INF32
             p_ds = s_dp                      # the same registers: P^T, then dS^T
             for j in range(8):
                 lses = load_two(lse_delta, n % 2 * 128 + 8 * j + first_column())
@@ -618,11 +652,12 @@ def tensor_attention_dkv(D, hopper):
                 store_rotated(dqkv, acc, ACC_REGS + 2 * i, row0 + t, k_col, cos, sin, t, scale)
     return dkv
 
-def tensor_attention(D, hopper, operand=unchanged):
-    """Returns the Attention for head size D, one of FAST_HEADS.
+def tensor_attention(D, hopper, operand=unchanged, window=0):
+    """Returns the Attention for head size D, one of FAST_HEADS, and for a window: see
+    `portable_attention`.
     hopper: use the copy engine and `wgmma`.  The function `operand` must then return tensor maps
     of matrices, with boxes of TILE_ROWS rows"""
-    kernels = (make(D, hopper) for make in (tensor_attention_forward, tensor_attention_dq,
+    kernels = (make(D, hopper, window) for make in (tensor_attention_forward, tensor_attention_dq,
                                             tensor_attention_dkv))
     smem = (STATIONARY + 2 * STAGES) * 2 * TILE_ROWS * D + 1024      # 1,024: ALIGNMENT
     return Attention(*kernels, operand=operand, rotates=True, block=128, rows=2 * TILE_ROWS,

@@ -78,6 +78,31 @@ class Add(Epilogue):
 
 STORE, ADD = Epilogue(), Add()
 
+load_2, _ = vector(2)
+
+@inlined
+def two_of(x, row, column):
+    """Returns x[row, column] and its right neighbour.  Beyond the edge, it reads the last ones:
+    without branches, the compiler unrolls the loops around it, and acc stays in registers."""
+    rows, columns = types.int32(x.shape[0]), types.int32(x.shape[1])
+    return load_2(x, types.intp(min(types.int32(row), rows - types.int32(1))) * types.intp(columns)
+                  + types.intp(min(types.int32(column), columns - types.int32(2))))
+
+class Plus(Epilogue):
+    """out = A B + X, which may be out itself     X has an even number of columns, and its rows
+    follow each other in memory"""
+    reads_x = True
+
+    def make_change(self):
+        @inlined
+        def plus(acc, first, x, row, column):
+            for j in range(8):
+                for i in range(2):
+                    two = two_of(x, row + u32(8 * i), column + u32(8 * j))
+                    for e in range(2):
+                        acc[first + 4 * j + 2 * i + e] += two[e]
+        return plus
+
 class Polynomial(Epilogue):
     """out = a I + b X + c A B, for square matrices of an even size     parameters: a, b, c
     The rows of X follow each other in memory."""
@@ -85,21 +110,14 @@ class Polynomial(Epilogue):
 
     def make_change(self):
         a, b, c = map(np.float32, self.parameters)
-        load_2, _ = vector(2)
 
         @inlined
         def polynomial(acc, first, x, row, column):
-            # Beyond the edge, this reads the last numbers.  Without branches, the compiler unrolls
-            # the loops, and acc stays in registers
-            N = types.int32(x.shape[0])
             for j in range(8):
                 for i in range(2):
-                    at = first + 4 * j + 2 * i
-                    r = types.int32(row + u32(8 * i))
-                    k = types.int32(column + u32(8 * j))
-                    two = load_2(x, types.intp(min(r, N - types.int32(1))) * types.intp(N)
-                                 + types.intp(min(k, N - types.int32(2))))
+                    at, r, k = first + 4 * j + 2 * i, row + u32(8 * i), column + u32(8 * j)
+                    two = two_of(x, r, k)
                     for e in range(2):
-                        diagonal = a if r == k + types.int32(e) else f32(0)
+                        diagonal = a if r == k + u32(e) else f32(0)
                         acc[at + e] = c * acc[at + e] + b * two[e] + diagonal
         return polynomial

@@ -6,10 +6,10 @@ import numpy as np
 
 from bpe import need
 from nanoeuler_cuda import (
-    attention_backward, attention_forward, Ops, to_device, transposed, view, window_of,
+    attention_backward, attention_forward, Ops, to_device, transposed, view,
 )
 from nanoeuler_parts.tensor_cores.attention import FAST_HEADS, tensor_attention
-from nanoeuler_parts.tensor_cores.epilogues import ADD, Polynomial, STORE
+from nanoeuler_parts.tensor_cores.epilogues import ADD, Plus, Polynomial, STORE
 from nanoeuler_parts.tensor_cores.matmul_mma import mma_product
 from nanoeuler_parts.tensor_cores.matmul_wgmma import wgmma_product
 from nanoeuler_parts.tensor_cores.ptx import map_of
@@ -87,8 +87,9 @@ class TensorOps(Ops):
             super().matmul(out, x, w)
 
     def matmul_dx(self, dx, dy, w, add=False):
-        if fits(dx, dy, w) and not add:      # these kernels add to float32 only
-            self.product(dx, dy, w, b_mn=True)
+        if fits(dx, dy, w):
+            epilogue, x = (Plus(), dx) if add else (STORE, None)
+            self.product(dx, dy, w, b_mn=True, epilogue=epilogue, x=x)
         else:
             super().matmul_dx(dx, dy, w, add)
 
@@ -104,13 +105,13 @@ class TensorOps(Ops):
         The copy engine fetches whole tiles.  If T is no multiple of TILE_ROWS, the last tile of a
         sequence also has rows of the next one.  Their weights are 0, but 0 times an infinite number
         would be NaN.  So several such sequences are left to path mma, which does not read them."""
-        if qkv.dtype != np.uint16 or window or D not in FAST_HEADS:
+        if qkv.dtype != np.uint16 or D not in FAST_HEADS:
             return None
         whole_tiles = T % TILE_ROWS == 0 or T == len(qkv)
         if self.path == "wgmma" and D == 64 and whole_tiles:
             boxes = functools.partial(self.map_of, box_rows=TILE_ROWS)
-            return tensor_attention(D, True, boxes)
-        return tensor_attention(D, False)
+            return tensor_attention(D, True, boxes, window)
+        return tensor_attention(D, False, window=window)
 
     def attention_forward(self, o, lse, qkv, T, D, window=0):
         attention_forward(o, lse, qkv, T, D, window, self.attention_kernels(qkv, T, D, window))
@@ -148,8 +149,4 @@ class TensorOps(Ops):
         if self.path == "wgmma" and cfg.head_dim == 64 and cfg.seq_len % TILE_ROWS:
             slow.append(f"attention of several sequences, since seq_len is {cfg.seq_len}, not a "
                         f"multiple of {TILE_ROWS}: it takes mma instead of wgmma")
-        if window_of(cfg):
-            slow.append("attention, since it has a window")
-        if cfg.tie_embeddings and cfg.n_mtp > 1:         # a sum of two products: see matmul_dx
-            slow.append("the gradient of the output heads' input, since one head is tied to wte")
         return slow
