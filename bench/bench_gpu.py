@@ -12,9 +12,10 @@ matmul     Every product of a training step of the base preset, 64 x 512, agains
 attention  Forward and backward against SDPA's FlashAttention-2 and cuDNN.
 kernels    All the others, by the bytes they must move: each input read once, each output written
            once, over the time, as a share of the copy's.
-step       The whole training step against the same model in PyTorch (oracles/torch_peer.py in
-           tests) from the same weights on the same batch: eager, torch.compile, torch.compile in
-           one CUDA graph; --modes adds others.  The best of them is the one to beat.
+step       The whole training step, also of the shapes of imported models, against the same model
+           in PyTorch (oracles/torch_peer.py in tests) from the same weights on the same batch:
+           eager, torch.compile, torch.compile in one CUDA graph; --modes adds others.  The best of
+           them is the one to beat.
 ablation   The engine without one of its parts, and FlashAttention against T x T matrices.
 decode     Greedy, batch 1, whole contexts.
 
@@ -60,7 +61,7 @@ import nanoeuler_cuda as nc
 from nanoeuler_parts.gpu_memory import memory_table, needs_of
 from oracles import torch_peer
 from oracles.naive_attention import NaiveModel
-from common import out_folder
+from common import out_folder, shape_of
 from gpu_report import markdown
 from numba import cuda
 
@@ -70,7 +71,8 @@ PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense bfloat16 by dat
 LR, MTP = 1e-4, 0.3
 STEP = 64, 512                               # batch x T of the kernels, the products, the ablation
 ATTENTION = (64, 512), (16, 1024), (4, 4096)
-STEPS = ("base", 64, 512), ("base", 16, 1024), ("large", 32, 512)
+STEPS = (("base", 64, 512), ("base", 16, 1024), ("large", 32, 512), ("0.6b", 16, 512),
+         ("1b", 16, 512), ("qwen3-0.6b", 8, 512), ("llama-3.2-1b", 8, 512), ("speedrun", 32, 512))
 LONGER = (32, 1024), (16, 2048)              # where FlashAttention meets T x T matrices again
 AGAIN = 3                                    # exit code of a worker that wants a fresh context
 
@@ -483,7 +485,7 @@ def kernel_cases(cfg, B, T):
 @functools.cache
 def initial(preset):
     """No parameter depends on the length of the context."""
-    return ne.init_params(ne.PRESETS[preset], 1)
+    return ne.init_params(shape_of(preset), 1)
 
 def batch(cfg, B, T):
     """tokens (B, T) and the targets (P, B, T) of all heads, the same for both sides"""
@@ -516,7 +518,9 @@ def peer_step(cfg, flat, B, T, residual=None, attention="flash", **options):
 def flops(cfg, B, T):
     """Of the model, a step: 6 for each weight of a matrix product and token, and 6 B H T^2 D a
     layer for causal attention, whose score matrices are half empty; recomputing counts nothing."""
-    weights = sum(math.prod(x.shape) for x in ne.param_table(cfg) if x.decays and x.name != "wte")
+    multiplied = [x for x in ne.param_table(cfg)
+                  if x.decays and (x.name != "wte" or cfg.tie_embeddings)]
+    weights = sum(math.prod(x.shape) for x in multiplied)
     return 6 * B * T * weights + 6 * B * cfg.n_head * T * T * cfg.head_dim * cfg.n_layer
 
 def sizes(cfg, B, T, Model=nc.Model):
@@ -551,7 +555,7 @@ def step_rows(options):
             for preset, B, T in STEPS}
 
 def step_row(preset, B, T, modes):
-    cfg, flat = replace(ne.PRESETS[preset], seq_len=T), initial(preset)
+    cfg, flat = replace(shape_of(preset), seq_len=T), initial(preset)
     alive, facts, notes, size = {}, {}, {}, sizes(cfg, B, T)
 
     def peer(mode):

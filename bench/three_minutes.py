@@ -141,7 +141,7 @@ def peer(row, minutes, B=16):
             reduction="sum").item()
 
     head0 = torch.compile(lambda idx: torch.nn.functional.linear(
-        model.trunk(idx), model.lm_head.weight[:cfg.vocab_size]), dynamic=False)
+        model.trunk(idx), model.head0()), dynamic=False)
     pace = {}
     for low in (False, True):                # compiles, and shows which is faster
         opts = [opt for opt, _ in optimizers(model, row)][:1]

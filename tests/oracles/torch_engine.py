@@ -123,7 +123,7 @@ class Twin:
     def losses(self, tokens, targets):
         with self.cast():
             logits = F.linear(self.net.trunk(self.put(tokens)),
-                              self.net.lm_head.weight[:self.cfg.vocab_size])     # head 0
+                              self.net.head0())
             ce = F.cross_entropy(logits.flatten(0, 1), self.put(targets).flatten(),
                                  ignore_index=-1, reduction="none")
         return ce.view(tokens.shape).sum(1, dtype=torch.float64).cpu().numpy()
@@ -195,7 +195,7 @@ def replies(net, prompts, stop):
             y = (q @ kc[:, :, :t + 1].mT).softmax(-1) @ vc[:, :, :t + 1]         # no copy of k, v
             x = x + block.attn.proj(y.flatten(1)[:, None])
             x = x + block.mlp(block.mlp_norm(x))
-        likeliest = F.linear(net.final_norm(x[:, 0]), net.lm_head.weight[:net.cfg.vocab_size])
+        likeliest = F.linear(net.final_norm(x[:, 0]), net.head0())
         own = t + 1 >= start                 # rows that are past their prompt
         ids[own, t + 1] = likeliest.argmax(-1)[own]
         ended = (ids == stop) & (torch.arange(T + 1, device=place) >= start[:, None])

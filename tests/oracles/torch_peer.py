@@ -1,7 +1,8 @@
 """The same model in plain PyTorch: the peer of every benchmark and the second opinion of the tests.
 
-Decoder-only, pre-norm RMSNorm, half-split RoPE, grouped-query attention, SwiGLU, no biases, untied
-embedding, P output heads in one matrix.  Written as its own experts would: fused projections, SDPA,
+Decoder-only, pre-norm RMSNorm, half-split RoPE, grouped-query attention, SwiGLU, no biases, P
+output heads in one matrix, of which the first may be tied to the embedding; optional norms of q and
+k.  Written as its own experts would: fused projections, SDPA,
 fused AdamW, torch.compile around the loss; on a GPU bfloat16 autocast over float32 weights and, if
 asked for, the whole step in one CUDA graph.  Parameters come and go as NumPy arrays under the names
 of nanoeuler's param_table, so that both programs can start from one state and compare gradients.
@@ -33,6 +34,8 @@ class PeerConfig:
     mtp_weight: float = 0.3
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+    qk_norm: bool = False
 
 
 PRESETS = {"small": PeerConfig(),
@@ -61,12 +64,15 @@ class Attention(nn.Module):
         self.H, self.G, self.D = cfg.n_head, cfg.n_kv_head, cfg.head_dim
         self.qkv = nn.Linear(cfg.n_embd, (self.H + 2 * self.G) * self.D, bias=False)
         self.proj = nn.Linear(self.H * self.D, cfg.n_embd, bias=False)
+        norm = nn.RMSNorm if cfg.qk_norm else lambda *args, **kwargs: nn.Identity()
+        self.q_norm, self.k_norm = (norm(self.D, eps=cfg.norm_eps) for _ in "qk")
         self.sdpa = False                    # in `decode`
 
     def qkv_heads(self, x, cos, sin):
         B, T, _ = x.shape
         q, k, v = self.qkv(x).view(B, T, -1, self.D).transpose(1, 2).split(
             (self.H, self.G, self.G), dim=1)
+        q, k = self.q_norm(q), self.k_norm(k)
         return apply_rope(q, cos, sin), apply_rope(k, cos, sin), v
 
     def forward(self, x, cos, sin):
@@ -142,7 +148,8 @@ class Peer(nn.Module):
         self.wte = nn.Embedding(cfg.vocab_size, cfg.n_embd)
         self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.n_layer))
         self.final_norm = nn.RMSNorm(cfg.n_embd, eps=cfg.norm_eps)
-        self.lm_head = nn.Linear(cfg.n_embd, cfg.n_mtp * cfg.vocab_size, bias=False)
+        self.untied = cfg.n_mtp - cfg.tie_embeddings         # heads in lm_head
+        self.lm_head = nn.Linear(cfg.n_embd, self.untied * cfg.vocab_size, bias=False)
         self.to(dtype)
         pair = torch.arange(0, cfg.head_dim, 2, dtype=torch.float64)
         freq = cfg.rope_theta ** (-pair / cfg.head_dim)
@@ -165,7 +172,14 @@ class Peer(nn.Module):
 
     def logits(self, idx):
         """idx (B, T) -> logits of all heads (B, T, P, V)."""
-        return self.lm_head(self.trunk(idx)).view(*idx.shape, self.cfg.n_mtp, -1)
+        x = self.trunk(idx)
+        if not self.cfg.tie_embeddings:
+            logits = self.lm_head(x)
+        elif self.untied:
+            logits = torch.cat([F.linear(x, self.wte.weight), self.lm_head(x)], dim=-1)
+        else:
+            logits = F.linear(x, self.wte.weight)
+        return logits.view(*idx.shape, self.cfg.n_mtp, -1)
 
     def forward(self, idx, targets):
         """Loss: CE of head 0 + mtp_weight * mean of the others' CE, each over its valid targets.
@@ -197,8 +211,11 @@ class Peer(nn.Module):
         return self.greedy(x[:, -1:])
 
     def greedy(self, x):
-        head0 = self.lm_head.weight[:self.cfg.vocab_size]
-        return F.linear(self.final_norm(x), head0).argmax(-1)
+        return F.linear(self.final_norm(x), self.head0()).argmax(-1)
+
+    def head0(self):
+        """The matrix (V, C) of output head 0"""
+        return (self.wte if self.cfg.tie_embeddings else self.lm_head).weight[:self.cfg.vocab_size]
 
     def new_cache(self, batch=1):
         """[(keys, values)] of the layers, each (batch, G, T, D).  All are tensors of their own: of
@@ -217,9 +234,13 @@ class Peer(nn.Module):
                      "down": [x.mlp.down.weight for x in b],
                      "attn_norm": [x.attn_norm.weight for x in b],
                      "mlp_norm": [x.mlp_norm.weight for x in b]}
+        if c.qk_norm:
+            per_layer |= {"q_norm": [x.attn.q_norm.weight for x in b],
+                          "k_norm": [x.attn.k_norm.weight for x in b]}
         table = {k: (ws, (c.n_layer, *ws[0].shape)) for k, ws in per_layer.items()}
         table["wte"] = [self.wte.weight], (c.vocab_size, c.n_embd)
-        table["lm_head"] = [self.lm_head.weight], (c.n_mtp, c.vocab_size, c.n_embd)
+        if self.untied:
+            table["lm_head"] = [self.lm_head.weight], (self.untied, c.vocab_size, c.n_embd)
         table["final_norm"] = [self.final_norm.weight], (c.n_embd,)
         return table
 
