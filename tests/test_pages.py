@@ -58,17 +58,38 @@ def address(tokenizer, folder):
             yield address
 
 
+@pytest.fixture(scope="module")
+def tab(browser):
+    """A page for one test after the other: a context of its own costs Chromium a second."""
+    context = browser.new_context(viewport=WIDE)
+    yield context.new_page()
+    context.close()
+
+
+def cleared(page):
+    """As a new page is: without routes, and without what the document stored"""
+    origin = page.evaluate("sessionStorage.clear(), location.origin")
+    page.unroute_all(behavior="ignoreErrors")
+    page.goto("about:blank")
+    page.context.new_cdp_session(page).send(
+        "Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
+
+
 @pytest.fixture
-def opened(browser):
+def opened(browser, tab):
     """A function that opens a page; any complaint of the browser fails the test, except for
     requests that fail where `failing` is set.  routes: {pattern: function of a Playwright route};
-    clock: may the test move the page's clock?"""
-    problems, contexts = [], []
+    clock: may the test move the page's clock?  The first page of a test is the shared one, unless
+    the clock or an option belongs to a context."""
+    problems, listeners, contexts, shared = [], [], [], []
 
-    def open_page(url, failing=False, routes=(), clock=False, **options):
-        context = browser.new_context(**{"viewport": WIDE, **options})
-        contexts.append(context)
-        page = context.new_page()
+    def open_page(url, failing=False, routes=(), clock=False, viewport=WIDE, **options):
+        if clock or options or shared:
+            contexts.append(browser.new_context(viewport=viewport, **options))
+            page = contexts[-1].new_page()
+        else:
+            shared.append(page := tab)
+            page.set_viewport_size(viewport)
         page.set_default_timeout(60_000)
 
         def complain(message):
@@ -76,8 +97,10 @@ def opened(browser):
             if message.type == "error" and not expected:
                 problems.append(message.text)
 
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", complain)
+        heard = {"pageerror": lambda error: problems.append(str(error)), "console": complain}
+        for event, listener in heard.items():
+            page.on(event, listener)
+            listeners.append((page, event, listener))
         for pattern, answer in dict(routes).items():
             page.route(pattern, answer)
         if clock:
@@ -85,8 +108,12 @@ def opened(browser):
         page.goto(url)
         return page
     yield open_page
+    for page, event, listener in listeners:
+        page.remove_listener(event, listener)
     for context in contexts:
         context.close()
+    for page in shared:
+        cleared(page)
     assert not problems
 
 
