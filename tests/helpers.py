@@ -148,6 +148,14 @@ def needs(name):
     return package
 
 
+def cache_folder(config, tmp_path_factory, name):
+    """In pytest's cache; with `-p no:cacheprovider`, or where it is read-only, a temporary one"""
+    try:
+        return config.cache.mkdir(name)
+    except (AttributeError, OSError):
+        return tmp_path_factory.mktemp(name)
+
+
 def never(*args, **options):
     """Stands in for a function that a test must not call."""
     pytest.fail("a function that must not be called was called")

@@ -4,12 +4,13 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
 from dataclasses import replace
 from itertools import pairwise
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from helpers import ROOT, few, needs, slow
+from helpers import ROOT, cache_folder, few, needs, slow
 from servers import CFG, chat_model, serving
 
 from nanoeuler_parts.chat.sampling import ChatSampling
@@ -1352,17 +1353,20 @@ def test_nothing_is_wider_than_a_phone(opened, address, path):
 
 
 @pytest.fixture(scope="module")
-def axe(tmp_path_factory):
-    """The field's checker of accessibility, from npm"""
-    folder = tmp_path_factory.mktemp("axe")
-    if shutil.which("npm") is None:
-        pytest.skip("there is no npm here, which fetches axe-core")
-    said = subprocess.run(["npm", "pack", "--silent", AXE], cwd=folder, capture_output=True,
-                          timeout=120, encoding="utf-8")
-    if said.returncode:
-        pytest.skip("npm cannot download axe-core")
-    shutil.unpack_archive(folder / said.stdout.split()[-1], folder)
-    return (folder / "package/axe.min.js").read_text(encoding="utf-8")
+def axe(request, tmp_path_factory):
+    """The field's checker of accessibility, from npm: downloaded once, into pytest's cache"""
+    folder = cache_folder(request.config, tmp_path_factory, "axe")
+    archive = folder / f"{AXE.replace('@', '-')}.tgz"
+    if not archive.exists():
+        if shutil.which("npm") is None:
+            pytest.skip("there is no npm here, which fetches axe-core")
+        said = subprocess.run(["npm", "pack", "--silent", AXE], cwd=folder, capture_output=True,
+                              timeout=120)
+        if said.returncode:
+            archive.unlink(missing_ok=True)
+            pytest.skip("npm cannot download axe-core")
+    with tarfile.open(archive) as files:
+        return files.extractfile("package/axe.min.js").read().decode()
 
 
 @pytest.mark.network

