@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from helpers import ROOT, command, needs, refused, slow, some
+from helpers import ROOT, needs, refused, slow, some, warm_command
 from models import write
 from oracles import naive
 from servers import CFG, chat_model, post, send, serving, until
@@ -1237,8 +1237,9 @@ def test_a_histogram_counts_each_time_in_its_bucket():
 # ---- the verb
 @contextlib.contextmanager
 def started(file, *args, cwd):
-    process = subprocess.Popen(command("serve", file, "--port", 0, "--threads", 1, *args), cwd=cwd,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+    process = subprocess.Popen(warm_command("serve", file, "--port", 0, "--threads", 1, *args),
+                               cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               encoding="utf-8")
     try:
         said = [process.stdout.readline(), process.stdout.readline()]
         assert "for the chat" in said[1], process.communicate(timeout=200)
