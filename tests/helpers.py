@@ -1,7 +1,7 @@
 """What tests share: paths, tiny models, programs as users start them, what runs leave behind."""
 import contextlib
 import hashlib
-import importlib
+import importlib.util
 import io
 import json
 import os
@@ -33,9 +33,10 @@ from nanoeuler_parts.runs.run import Run
 
 TINY = ne.Config(n_embd=8, n_head=2, n_kv_head=1, head_dim=4, n_layer=2, n_hidden=12, seq_len=8,
                  vocab_size=262, n_mtp=2)
-# the flags of a run that takes a second: a short context, few bytes, one thread
-FAST = ("--seq-len", "16", "--vocab-size", "280", "--batch", "64", "--threads", "1", "--warmup",
-        "2")
+# the flags of a run that takes a tenth of a second: a small model, few bytes, one thread
+SMALL = ("--n-layer", "2", "--n-embd", "32", "--n-head", "2", "--n-kv-head", "1", "--head-dim",
+         "16", "--n-hidden", "64", "--seq-len", "16", "--vocab-size", "280")
+FAST = (*SMALL, "--batch", "64", "--threads", "1", "--warmup", "2")
 
 def constants(dtype, H, G, D, window):
     """The Constants of a model with these sizes, which kernels of attention take"""
@@ -145,6 +146,14 @@ def needs(name):
     if name == "torch":
         package.set_num_threads(1)
     return package
+
+
+def cache_folder(config, tmp_path_factory, name):
+    """In pytest's cache; with `-p no:cacheprovider`, or where it is read-only, a temporary one"""
+    try:
+        return config.cache.mkdir(name)
+    except (AttributeError, OSError):
+        return tmp_path_factory.mktemp(name)
 
 
 def never(*args, **options):
@@ -336,9 +345,17 @@ def folder_of_kernel(path):
 
 
 def copy_parts(folder):
-    """Puts a copy of nanoeuler_parts into a folder, without compiled files."""
-    shutil.copytree(ROOT / "nanoeuler_parts", folder / "nanoeuler_parts",
-                    ignore=shutil.ignore_patterns("__pycache__"))
+    """Puts a copy of nanoeuler_parts into a folder, with Python's bytecode, which it would write
+    there for half a second, and without compiled kernels.  So it puts the bytecode of programs."""
+    def left_out(place, names):
+        return [x for x in names if Path(place).name == "__pycache__" and not x.endswith(".pyc")]
+
+    shutil.copytree(ROOT / "nanoeuler_parts", folder / "nanoeuler_parts", ignore=left_out)
+    (folder / "__pycache__").mkdir()
+    for path in folder.glob("*.py"):
+        compiled = Path(importlib.util.cache_from_source(ROOT / path.name))
+        if compiled.exists():                # of use as long as the source has the same time
+            shutil.copy(compiled, folder / "__pycache__")
 
 
 Outcome = namedtuple("Outcome", "kind step tokens_seen bits_per_byte reference arrays log")

@@ -4,7 +4,7 @@ import time
 
 import attack
 import pytest
-from helpers import needs, replace_everywhere
+from helpers import needs, replace_everywhere, some
 from models import package
 
 import nanoeuler as ne
@@ -32,7 +32,7 @@ def test_hostile_input_is_refused_in_one_line(name, prepared):
 
 @pytest.mark.parametrize("name", [name for name in attack.CLASSES if name != "templates"])
 def test_good_input_is_accepted(name, prepared):
-    attack.warm_up([name])
+    attack.warm_up([name], some(40))
 
 
 # ---- the attack bites
@@ -68,7 +68,7 @@ def test_each_guard_of_the_ids_is_needed(without, prepared, monkeypatch):
     else:                                    # other letters are the same
         monkeypatch.setattr("nanoeuler_parts.chat.jinja.with_other_letters",
                             lambda messages: messages)
-    assert attack.attack("templates", 1500, seed=1).counts["forged"]
+    assert any(attack.attack("templates", 50, seed).counts["forged"] for seed in range(1, 1500, 50))
 
 
 def test_an_error_that_is_none_of_the_users_is_a_crash(prepared, monkeypatch):

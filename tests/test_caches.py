@@ -75,7 +75,7 @@ print(sum(ne.tiled_matmul.stats.cache_hits.values()))
 def test_an_edit_of_the_tile_compiles_the_kernels_that_contain_it(tmp_path):
     """Edits of the parts that are not compiled into kernels compile nothing."""
     for name in "bpe.py", "nanoeuler.py":
-        shutil.copy(ROOT / name, tmp_path)
+        shutil.copy2(ROOT / name, tmp_path)
     copy_parts(tmp_path)
     env = {**os.environ, "NUMBA_OPT": "0", "PYTHONDONTWRITEBYTECODE": "1"}
     for name in "NUMBA_CACHE_DIR", "NE_STAMP":

@@ -253,13 +253,13 @@ def test_unchanged_copy_passes(programs, monkeypatch, capsys, flag):
     assert capsys.readouterr().out.count(">>> backward OK") == len(check.CASES)
 
 
-@pytest.mark.parametrize("name", few(MUTANTS, 20))
+@pytest.mark.parametrize("name", few(MUTANTS, 12))
 def test_planted_error_is_found(name, programs, monkeypatch, capsys):
     assert run_check(monkeypatch, programs, *MUTANTS[name]) == 1
     assert ">>> backward WRONG" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", few(PLAIN_MUTANTS, 20))
+@pytest.mark.parametrize("name", few(PLAIN_MUTANTS, 12))
 def test_an_error_in_part_one_is_found(name, programs, monkeypatch, capsys):
     assert run_check(monkeypatch, programs, *PLAIN_MUTANTS[name], flag="--plain") == 1
     assert ">>> backward WRONG" in capsys.readouterr().out

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from children import until
-from helpers import FAST, TEXT, command, drawn, needs, never, refused, run
+from helpers import FAST, TEXT, command, drawn, nanoeuler, needs, never, ok, refused, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -519,11 +519,11 @@ def test_a_killed_run_continues_its_tokens(folder, tmp_path, capsys):
         killed.send_signal(signal.SIGKILL)
     journal = json.loads(next(tmp_path.glob("*.part.json")).read_text("utf-8"))
     assert journal["chunks"] == 1
-    subprocess.run(command(*args, "--out", tmp_path / "a.bin"), check=True, capture_output=True)
+    ok(nanoeuler(*args, "--out", tmp_path / "a.bin", cwd=tmp_path))
     [cache] = tmp_path.glob("*.tokens")
     first = cache.read_bytes()
     cache.unlink()
-    subprocess.run(command(*args, "--out", tmp_path / "b.bin"), check=True, capture_output=True)
+    ok(nanoeuler(*args, "--out", tmp_path / "b.bin", cwd=tmp_path))
     assert cache.read_bytes() == first
     a, b = (ne.read_checkpoint(str(tmp_path / x)) for x in ("a.bin", "b.bin"))
     assert np.array_equal(a.flat, b.flat)

@@ -622,7 +622,7 @@ def test_what_is_cut_is_the_beginning(x, pairs):
 @pytest.mark.parametrize("verb", ["sft", "dpo"])
 def test_long_conversations_are_cut_to_the_row(verb, base, tmp_path, monkeypatch, capsys):
     """The newest exchanges that fit are the rows of a file that holds nothing else."""
-    long = [("system", "Be.")] + [y for i in range(30) for y in exchange(i)]
+    long = [("system", "Be.")] + [y for i in range(12) for y in exchange(i)]
     short, single = exchange(7) + exchange(9), exchange(8, 200)      # the short one stays whole
     kind = (DpoOptions, DpoRun) if verb == "dpo" else (SftOptions, SftRun)
 
@@ -642,11 +642,11 @@ def test_long_conversations_are_cut_to_the_row(verb, base, tmp_path, monkeypatch
     said = capsys.readouterr().out
     assert "  cut              1 conversation, to fit a row of 160 tokens\n" in said
     assert "left out         1 example longer than a row of 160 tokens, 0 empty" in said
-    fitting = [n for n in range(2, 60, 2)
+    fitting = [n for n in range(2, 24, 2)
                if len(made(long[:1] + long[-n:], short).data.batches.rows) == len(
                    cut.data.batches.rows)]
     n = fitting[-1]
-    assert 2 < n < 58 and fitting == [*range(2, n + 2, 2)]
+    assert 2 < n < 22 and fitting == [*range(2, n + 2, 2)]
     for got, want in zip(rows(cut), rows(made(long[:1] + long[-n:], short))):
         assert np.array_equal(got, want)
 

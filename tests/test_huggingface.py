@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers import (PYTHON, ROOT, TINY, drawn, needs, places_in, refused, replace_everywhere,
-                     replaced, run, told)
+                     replaced, run, some, told)
 from hypothesis import given
 from hypothesis import strategies as st
 from models import (CHATML, CONFIGS, HELLO, SPECIALS, as_folder, change, dicts, greedy,
@@ -486,14 +486,14 @@ def test_hundreds_of_mutated_models(tokenizer, tmp_path):
     if sys.platform != "linux":
         pytest.skip("RLIMIT_AS and /proc are Linux's")
     folder = as_folder(tmp_path, tokenizer)
-    data = 4 * ne.n_params(replace(TINY, vocab_size=512, n_mtp=1))
+    data, n = 4 * ne.n_params(replace(TINY, vocab_size=512, n_mtp=1)), some(600)
     script = FUZZ.format(root=str(ROOT), folder=str(folder), gguf=str(tmp_path / "a.gguf"),
-                         count=600, data=data)
+                         count=n, data=data)
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8",
                             timeout=300)
     assert result.returncode == 0, result.stderr[-3000:]
     counts = json.loads(result.stdout.splitlines()[-1])
-    assert counts["refused"] > 200 and counts["read"] > 10, counts
+    assert counts["refused"] > n // 3 and counts["read"] > n // 60, counts
 
 
 @pytest.mark.parametrize("entries, words", [

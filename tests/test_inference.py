@@ -539,7 +539,7 @@ def test_info(trained, said):
     c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
     for word in (f"{ne.n_params(c.cfg):,}", "20 of 20", f"{c.state.tokens_seen:,}",
                  c.tokenizer.hash(), "matches",
-                 "n_embd", "128", f"{c.state.bits_per_byte:.4f}"):
+                 "n_embd", f"{c.cfg.n_embd}", f"{c.state.bits_per_byte:.4f}"):
         assert word in shown, word
 
 

@@ -118,7 +118,7 @@ def test_the_bundled_model_continues(here, capsys):
 def test_what_init_refuses(here, capsys):
     data = "--data", "two.txt", "--out", "new.bin", "--steps", 1
     for args, words in ((("--init", "none.bin"), ["none.bin"]),
-                        (("--init", "base.bin", "--n-layer", 7), ["--n-layer 4, not 7", "--init"]),
+                        (("--init", "base.bin", "--n-layer", 7), ["--n-layer 2, not 7", "--init"]),
                         (("big", "--init", "base.bin"), ["own shape", "big"]),
                         (("--init", "new.bin"), ["new.bin"]), (("--init", "two.txt"), ["two.txt"])):
         refused(capsys, "train", *args, *data, words=words)
@@ -126,6 +126,6 @@ def test_what_init_refuses(here, capsys):
             "--force", words=["would replace base.bin"])
     run("train", "--init", "base.bin", *data, *SHORT)
     refused(capsys, "train", "--resume", "--init", "bundled", *data, words=["did not start from"])
-    run("train", "--init", "base.bin", "--n-layer", 4, "--lr", 1e-3, "--optimizer", "adamw", *data,
+    run("train", "--init", "base.bin", "--n-layer", 2, "--lr", 1e-3, "--optimizer", "adamw", *data,
         *SHORT, "--force")                   # its own shape
     assert ne.read_checkpoint("new.bin").state.options["lr"] == 1e-3

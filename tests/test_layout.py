@@ -1,6 +1,7 @@
 """The map in a docstring is the list of sections; the linter; imports; what is installed."""
 import ast
 import builtins
+import functools
 import graphlib
 import importlib
 import json
@@ -10,6 +11,7 @@ import subprocess
 import symtable
 import sys
 import tomllib
+from typing import NamedTuple
 
 import pytest
 from helpers import ROOT
@@ -20,9 +22,18 @@ from nanoeuler_parts.tuning.dpo import DpoRun
 from nanoeuler_parts.tuning.sft import SftRun
 
 pytestmark = pytest.mark.unit
-# every Python file of the repository, but what git ignores: environments and build folders
-SHIPPED = sorted(p for p in ROOT.rglob("*.py") if not any(
-    part.startswith(".") or part in ("build", "dist", "out") for part in p.relative_to(ROOT).parts))
+
+
+def python_files(folder):
+    """Those of the repository, without what git ignores: an environment has thousands of folders"""
+    for path in folder.iterdir():
+        if path.is_dir() and path.name[0] != "." and path.name not in ("build", "dist", "out"):
+            yield from python_files(path)
+        elif path.suffix == ".py":
+            yield path
+
+
+SHIPPED = sorted(python_files(ROOT))
 names = pytest.mark.parametrize("path", SHIPPED, ids=lambda p: str(p.relative_to(ROOT)))
 RULE = re.compile(r"^# ==== (\S+) +(.+?) ====$", re.M)
 
@@ -59,14 +70,42 @@ def test_the_linter_finds_nothing():
     assert said.returncode == 0, said.stdout + said.stderr
 
 
+IMPORT, DEFINITION = (ast.Import, ast.ImportFrom), (ast.FunctionDef, ast.ClassDef)
+OLDEST = 3, 11               # the oldest Python that must understand the files
+
+
+class Top(NamedTuple):
+    """A statement at the top level of a file"""
+    kind: type
+    name: str                                # of a function or class, else empty
+    imports: list                            # the import statements in it
+
+
+def imports_in(node):
+    """The import statements in a statement.  No expression has one, so that few nodes are visited.
+    """
+    if isinstance(node, IMPORT):
+        yield node
+    for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for inner in getattr(node, part, ()):
+            yield from imports_in(inner)
+
+
+@functools.cache
+def tops(path):
+    """Each file is parsed once for all tests of its imports, by the rules of the oldest Python."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=OLDEST)
+    return [Top(type(node), getattr(node, "name", ""), [*imports_in(node)]) for node in tree.body]
+
+
 def imported(path, everywhere=True):
     """The modules, up to the first dot, that a file imports, anywhere or at its top level."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree) if everywhere else tree.body:
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield (node.module or "").split(".")[0]
+    for top in tops(path):
+        for node in top.imports if everywhere or issubclass(top.kind, IMPORT) else ():
+            if isinstance(node, ast.Import):
+                yield from (alias.name.split(".")[0] for alias in node.names)
+            else:
+                yield (node.module or "").split(".")[0]
 
 
 # Imports run one way: a module imports those of lower levels and of its own folder.
@@ -130,24 +169,15 @@ def module_of(path):
     return name.removesuffix(".__init__")
 
 
+MODULES_OF_PARTS = {module_of(path) for path in PARTS}
+
+
 def modules_imported(node):
     """The full names of the modules that an import statement names"""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        submodules = [f"{node.module}.{alias.name}" for alias in node.names]
-        found = [name for name in submodules if name in map(module_of, PARTS)]
-        return found or [node.module]
-    return []
-
-
-def imports_in_functions(path):
-    """{(outermost function or class, module of nanoeuler_parts that it imports when called)}"""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {(outer.name, name) for outer in tree.body
-            if isinstance(outer, (ast.FunctionDef, ast.ClassDef))
-            for node in ast.walk(outer) for name in modules_imported(node)
-            if name.startswith("nanoeuler_parts")}
+    submodules = [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name for name in submodules if name in MODULES_OF_PARTS] or [node.module]
 
 
 @pytest.mark.parametrize("path", [*(ROOT / name for name in PROGRAMS), *PARTS],
@@ -279,9 +309,9 @@ def test_nothing_else_is_at_the_top_level():
 IMPORTING = [*PARTS, *(ROOT / name for name in PROGRAMS[:3])]
 
 
-def units_imported(node, unit):
+def units_imported(top, unit):
     """The units of LEVELS from which the import statements in this code take something"""
-    names = {name for part in ast.walk(node) for name in modules_imported(part)}
+    names = {name for node in top.imports for name in modules_imported(node)}
     names = {name for name in names if name.split(".")[0] in OURS and name != "nanoeuler_parts"}
     return {unit_of(name) for name in names} - {unit}
 
@@ -292,13 +322,13 @@ def test_imports_run_from_higher_levels_to_lower_ones(path):
     """At the top of a module.  A function may import from above when it is called, if it is in
     UPWARD."""
     unit = unit_of(module_of(path))
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        inner = isinstance(node, (ast.FunctionDef, ast.ClassDef))
-        for other in units_imported(node, unit):
+    for top in tops(path):
+        inner = issubclass(top.kind, DEFINITION)
+        for other in units_imported(top, unit):
             if level_of(other) < level_of(unit) or (unit, other) in SIBLINGS:
                 continue
             where = module_of(path).removeprefix("nanoeuler_parts.")
-            assert inner and (where, node.name, other) in UPWARD, (
+            assert inner and (where, top.name, other) in UPWARD, (
                 f"{where} may not import {other}, which is not below it")
 
 
@@ -306,20 +336,18 @@ def test_the_list_of_imports_from_above_has_no_other_entry():
     for where, name, other in UPWARD:
         path = next(path for path in IMPORTING
                     if module_of(path).removeprefix("nanoeuler_parts.") == where)
-        [node] = [node for node in ast.parse(path.read_text(encoding="utf-8")).body
-                  if getattr(node, "name", "") == name]
-        assert other in units_imported(node, unit_of(module_of(path)))
+        [top] = [top for top in tops(path) if top.name == name]
+        assert other in units_imported(top, unit_of(module_of(path)))
 
 
 def test_no_module_imports_itself_through_others():
     """At their tops: what a function imports when it is called makes no cycle."""
     graph = {}
     for path in [*PARTS, *(ROOT / name for name in PROGRAMS)]:
-        tree, name = ast.parse(path.read_text(encoding="utf-8")), module_of(path)
-        tops = [outer for outer in tree.body if not isinstance(
-            outer, (ast.FunctionDef, ast.ClassDef))]
-        graph[name] = {x for outer in tops for node in ast.walk(outer)
-                       for x in modules_imported(node) if x.split(".")[0] in OURS and x != name}
+        name = module_of(path)
+        graph[name] = {x for top in tops(path) if not issubclass(top.kind, DEFINITION)
+                       for node in top.imports for x in modules_imported(node)
+                       if x.split(".")[0] in OURS and x != name}
     graphlib.TopologicalSorter(graph).prepare()          # raises CycleError
 
 
@@ -453,4 +481,4 @@ def test_what_benchmarks_and_gpu_tests_use_of_the_programs_is_there(path):
 
 @names
 def test_the_oldest_python_understands_it(path):
-    ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 11))
+    assert tops(path) or path.read_text(encoding="utf-8").strip() == ""

@@ -117,7 +117,7 @@ def test_wandb_gets_every_record(text, elsewhere, wandb, capsys):
     state = ne.read_checkpoint("a.bin").state
     assert settings["id"] == state.log_sha256[:12] and settings["resume"] == "allow"
     assert (settings["project"], settings["name"]) == ("nanoeuler", "a.bin")
-    assert settings["config"]["n_layer"] == 4 and settings["config"]["steps"] == 5
+    assert settings["config"]["n_layer"] == 2 and settings["config"]["steps"] == 5
     assert [(step, x) for step, x in wandb.logged if "sample" not in x] == expected()
     samples = [x["sample"]["html"] for _, x in wandb.logged if "sample" in x]
     logged = [r["sample"] for r in read_log("a.jsonl") if "sample" in r]

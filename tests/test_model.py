@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import EVERY_TENSOR, TEXT, full_table, needs, present, random_flat, told
+from helpers import EVERY_TENSOR, TEXT, full_table, needs, present, random_flat, slow, told
 from numba import config, set_num_threads
 from oracles import naive
 
@@ -112,7 +112,7 @@ def test_tied_embeddings_equal_autograd(heads, qk_norm):
         assert not want.size or worst(got, want) < 1e-10, name
 
 
-@pytest.mark.parametrize("name", ["big", "base", "large"])
+@pytest.mark.parametrize("name", ["big", "base", slow("large")])
 def test_a_step_of_the_larger_presets_shapes(name):
     """One layer, one output head, a few tokens: the widths, heads and vocabulary as they are.
     float32 against autograd in float64: 30 roundings of 8 u, the sums being longer."""

@@ -4,12 +4,13 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
 from dataclasses import replace
 from itertools import pairwise
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from helpers import ROOT, few, needs, slow
+from helpers import ROOT, cache_folder, few, needs, slow
 from servers import CFG, chat_model, serving
 
 from nanoeuler_parts.chat.sampling import ChatSampling
@@ -58,17 +59,38 @@ def address(tokenizer, folder):
             yield address
 
 
+@pytest.fixture(scope="module")
+def tab(browser):
+    """A page for one test after the other: a context of its own costs Chromium a second."""
+    context = browser.new_context(viewport=WIDE)
+    yield context.new_page()
+    context.close()
+
+
+def cleared(page):
+    """As a new page is: without routes, and without what the document stored"""
+    origin = page.evaluate("sessionStorage.clear(), location.origin")
+    page.unroute_all(behavior="ignoreErrors")
+    page.goto("about:blank")
+    page.context.new_cdp_session(page).send(
+        "Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
+
+
 @pytest.fixture
-def opened(browser):
+def opened(browser, tab):
     """A function that opens a page; any complaint of the browser fails the test, except for
     requests that fail where `failing` is set.  routes: {pattern: function of a Playwright route};
-    clock: may the test move the page's clock?"""
-    problems, contexts = [], []
+    clock: may the test move the page's clock?  The first page of a test is the shared one, unless
+    the clock or an option belongs to a context."""
+    problems, listeners, contexts, shared = [], [], [], []
 
-    def open_page(url, failing=False, routes=(), clock=False, **options):
-        context = browser.new_context(**{"viewport": WIDE, **options})
-        contexts.append(context)
-        page = context.new_page()
+    def open_page(url, failing=False, routes=(), clock=False, viewport=WIDE, **options):
+        if clock or options or shared:
+            contexts.append(browser.new_context(viewport=viewport, **options))
+            page = contexts[-1].new_page()
+        else:
+            shared.append(page := tab)
+            page.set_viewport_size(viewport)
         page.set_default_timeout(60_000)
 
         def complain(message):
@@ -76,8 +98,10 @@ def opened(browser):
             if message.type == "error" and not expected:
                 problems.append(message.text)
 
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", complain)
+        heard = {"pageerror": lambda error: problems.append(str(error)), "console": complain}
+        for event, listener in heard.items():
+            page.on(event, listener)
+            listeners.append((page, event, listener))
         for pattern, answer in dict(routes).items():
             page.route(pattern, answer)
         if clock:
@@ -85,8 +109,12 @@ def opened(browser):
         page.goto(url)
         return page
     yield open_page
+    for page, event, listener in listeners:
+        page.remove_listener(event, listener)
     for context in contexts:
         context.close()
+    for page in shared:
+        cleared(page)
     assert not problems
 
 
@@ -1325,17 +1353,20 @@ def test_nothing_is_wider_than_a_phone(opened, address, path):
 
 
 @pytest.fixture(scope="module")
-def axe(tmp_path_factory):
-    """The field's checker of accessibility, from npm"""
-    folder = tmp_path_factory.mktemp("axe")
-    if shutil.which("npm") is None:
-        pytest.skip("there is no npm here, which fetches axe-core")
-    said = subprocess.run(["npm", "pack", "--silent", AXE], cwd=folder, capture_output=True,
-                          timeout=120, encoding="utf-8")
-    if said.returncode:
-        pytest.skip("npm cannot download axe-core")
-    shutil.unpack_archive(folder / said.stdout.split()[-1], folder)
-    return (folder / "package/axe.min.js").read_text(encoding="utf-8")
+def axe(request, tmp_path_factory):
+    """The field's checker of accessibility, from npm: downloaded once, into pytest's cache"""
+    folder = cache_folder(request.config, tmp_path_factory, "axe")
+    archive = folder / f"{AXE.replace('@', '-')}.tgz"
+    if not archive.exists():
+        if shutil.which("npm") is None:
+            pytest.skip("there is no npm here, which fetches axe-core")
+        said = subprocess.run(["npm", "pack", "--silent", AXE], cwd=folder, capture_output=True,
+                              timeout=120)
+        if said.returncode:
+            archive.unlink(missing_ok=True)
+            pytest.skip("npm cannot download axe-core")
+    with tarfile.open(archive) as files:
+        return files.extractfile("package/axe.min.js").read().decode()
 
 
 @pytest.mark.network

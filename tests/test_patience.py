@@ -1,5 +1,6 @@
 """The tests themselves: a busy machine fails none, and none leaves a child or a thread behind."""
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -15,6 +16,21 @@ FILES = sorted((ROOT / "tests").rglob("*.py"))
 CLOCKS = ("time", "monotonic", "perf_counter")
 
 
+@functools.cache
+def found_in(path):
+    """(the calls that make threads, the assertions and loops) in a file, which is parsed once"""
+    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    return ([node for node in nodes if isinstance(node, ast.Call) and is_thread(node.func)],
+            [node for node in nodes if isinstance(node, ast.Assert | ast.While)])
+
+
+def is_thread(function):
+    """threading.Thread, or Thread"""
+    owner = getattr(getattr(function, "value", None), "id", "")
+    return getattr(function, "id", "") == "Thread" or (
+        getattr(function, "attr", "") == "Thread" and owner == "threading")
+
+
 def calls(node, module, names):
     """Does the expression call one of these functions of a module?"""
     return any(isinstance(x, ast.Call) and isinstance(x.func, ast.Attribute)
@@ -27,16 +43,14 @@ def calls(node, module, names):
 def test_no_test_measures_with_the_clock_of_the_wall(path):
     """Work is counted, or measured in the processor's time; waiting is `children.until`. Tests on a
     GPU, which has no other user, may look at the clock."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Assert | ast.While):
-            assert not calls(node.test, "time", CLOCKS), f"{path.name}:{node.lineno}"
+    for node in found_in(path)[1]:
+        assert not calls(node.test, "time", CLOCKS), f"{path.name}:{node.lineno}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
 def test_a_thread_of_a_test_does_not_keep_pytest_from_ending(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("threading.Thread", "Thread"):
-            assert "daemon" in [word.arg for word in node.keywords], f"{path.name}:{node.lineno}"
+    for node in found_in(path)[0]:
+        assert "daemon" in [word.arg for word in node.keywords], f"{path.name}:{node.lineno}"
 
 
 FAILS = """

@@ -10,7 +10,7 @@ is fixed, for the mildest fault, a layer without a gradient, costs 0.034 with th
 
 import numpy as np
 import pytest
-from helpers import TEXT
+from helpers import TEXT, slow
 
 import nanoeuler as ne
 from nanoeuler_parts.checkpoint.file import Checkpoint
@@ -129,7 +129,9 @@ def test_the_plant_of_newton_schulz_changes_nothing_but_its_coefficients(learn):
     assert abs(learn(newton_schulz_of((A, B, C))) - ENDS[1.0]) < MARGIN / 5
 
 
-@pytest.mark.parametrize("name", FAULTS)
+# of the three coefficients, the last, whose fault weighs least
+@pytest.mark.parametrize("name", [slow(name) if name.endswith((", a", ", b")) else name
+                                  for name in FAULTS])
 def test_a_broken_optimizer_misses_the_floor(name, learn):
     fault = FAULTS[name]
     assert learn(**fault) > ENDS[fault.get("weight_decay", 1.0)] + MARGIN

@@ -5,7 +5,7 @@ from collections import namedtuple
 
 import pytest
 from examples import ADD, PAIRS, write_pairs
-from helpers import nanoeuler, ok, outcome, signalled, told
+from helpers import SMALL, nanoeuler, ok, outcome, signalled, told
 
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
@@ -20,8 +20,7 @@ pytestmark = pytest.mark.cli
 STEPS, SAVE_EVERY = 30, 10
 LENGTH = ("--steps", STEPS, "--eval-every", 10, "--save-every", SAVE_EVERY, "--warmup", 2)
 STAGES = {
-    "nanoeuler": ("train", "--data", "text.txt", "--seq-len", 16, "--vocab-size", 280, "--batch",
-                  64, "--cuts", 0.2, *LENGTH),
+    "nanoeuler": ("train", "--data", "text.txt", *SMALL, "--batch", 64, "--cuts", 0.2, *LENGTH),
     "nanoeuler_chat": ("sft", "--data", "add.json", "--batch", 320, "--cuts", 0.2, "--holdout",
                        0.02, *LENGTH),
     "nanoeuler_dpo": ("dpo", "nanoeuler.bin", "--data", "pairs.jsonl", "--batch", 640, "--lr",

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from helpers import ROOT, command, complains, nanoeuler, needs, slow, some
+from helpers import ROOT, needs, refused, slow, some, warm_command
 from models import write
 from oracles import naive
 from servers import CFG, chat_model, post, send, serving, until
@@ -1237,8 +1237,9 @@ def test_a_histogram_counts_each_time_in_its_bucket():
 # ---- the verb
 @contextlib.contextmanager
 def started(file, *args, cwd):
-    process = subprocess.Popen(command("serve", file, "--port", 0, "--threads", 1, *args), cwd=cwd,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+    process = subprocess.Popen(warm_command("serve", file, "--port", 0, "--threads", 1, *args),
+                               cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               encoding="utf-8")
     try:
         said = [process.stdout.readline(), process.stdout.readline()]
         assert "for the chat" in said[1], process.communicate(timeout=200)
@@ -1281,16 +1282,16 @@ def test_sigterm_ends_what_takes_longer(file, tmp_path):
             assert process.wait(200) == 0    # the answer would take half an hour
 
 
-def test_what_the_verb_refuses(file, tmp_path):
+def test_what_the_verb_refuses(file, elsewhere, capsys):
     """What is wrong with the checkpoint comes first, whether the port is free or not."""
-    (tmp_path / "text.bin").write_text("no checkpoint", encoding="utf-8")
-    complains(nanoeuler("serve", file, "--port", 99999, cwd=tmp_path),
-              "--port: expected 0 to 65535, found 99999")
+    (elsewhere / "text.bin").write_text("no checkpoint", encoding="utf-8")
+    refused(capsys, "serve", file, "--port", 99999,
+            words=["--port: expected 0 to 65535, found 99999"])
     with socket.create_server(("127.0.0.1", 0)) as s:
         port = s.getsockname()[1]
-        complains(nanoeuler("serve", file, "--port", port, cwd=tmp_path), f"{port}", "--port")
+        refused(capsys, "serve", file, "--port", port, words=[port, "--port"])
         for name in "none.bin", "text.bin":
-            said = complains(nanoeuler("serve", name, "--port", port, cwd=tmp_path), name)
+            said = refused(capsys, "serve", name, "--port", port, words=[name])
             assert f"{port}" not in said
 
 

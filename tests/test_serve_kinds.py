@@ -4,10 +4,11 @@ stream, and clients that close their side."""
 import contextlib
 import json
 import logging
+import os
 import socket
 
 import pytest
-from helpers import needs
+from helpers import QUICK, needs
 from servers import chat_model, post, send, serving, until
 
 from nanoeuler_parts.chat import templates
@@ -48,6 +49,15 @@ def with_field(path, name, value):
                                             "repeat_penalty", "repeat_last_n"):
         return {**body, "options": {**body["options"], name: value}}
     return {**body, name: value}
+
+
+def at_once(fields):
+    """All values of {name: values} in objects of 8 fields, or one by one in `make test-all`"""
+    size = 8 if QUICK in os.environ else 1
+    for i in range(max(map(len, fields.values()))):
+        names = [name for name, values in fields.items() if i < len(values)]
+        for k in range(0, len(names), size):
+            yield {name: fields[name][i] for name in names[k:k + size]}
 
 
 def text_of(path, said):
@@ -125,14 +135,12 @@ def test_each_value_that_asks_for_nothing_is_accepted_everywhere(at):
     from nanoeuler_parts.serve import values
     for path in ALL:
         plain = text_of(path, post(at, path, with_field(path, "seed", 5))[2])
-        for name, neutral in values.UNSUPPORTED.items():
-            for value in (None, "", [], {}, *neutral):
-                if (path, name) == ("/api/generate", "raw"):
-                    continue
-                body = {**with_field(path, "seed", 5), name: value}
-                status, _, said = post(at, path, body)
-                assert status == 200, (path, name, value, said)
-                assert text_of(path, said) == plain, (path, name, value)
+        fields = {name: (None, "", [], {}, *neutral) for name, neutral in values.UNSUPPORTED.items()
+                  if (path, name) != ("/api/generate", "raw")}
+        for some_of_them in at_once(fields):
+            status, _, said = post(at, path, {**with_field(path, "seed", 5), **some_of_them})
+            assert status == 200, (path, some_of_them, said)
+            assert text_of(path, said) == plain, (path, some_of_them)
 
 
 @pytest.mark.parametrize("path", ALL)
@@ -164,17 +172,15 @@ def test_null_and_empty_values_of_known_fields(at, path):
              "/v1/responses": responses.PARAMETERS, "/api/chat": ollama.OF_CHAT,
              "/api/generate": ollama.OF_GENERATE}[path]
     asked = {**BODIES[path], "temperature": 0} if path.startswith("/v1") else BODIES[path]
-    for name in {*known, "an_unknown_name"} - values.REQUIRED:
-        if name in asked:
-            continue
-        for value in [None] if name == "an_unknown_name" else [None, "", [], {}]:
-            status, _, said = post(at, path, {**asked, name: value})
-            assert status == 200, (name, value, said)
+    empty = (None, "", [], {})
+    fields = {name: empty for name in sorted({*known} - values.REQUIRED) if name not in asked}
+    for some_of_them in at_once({**fields, "an_unknown_name": [None]}):
+        status, _, said = post(at, path, {**asked, **some_of_them})
+        assert status == 200, (some_of_them, said)
     if path.startswith("/api"):
-        for name in ollama.OPTIONS:
-            for value in (None, "", [], {}):
-                said = post(at, path, {**asked, "options": {"num_predict": 2, name: value}})
-                assert said[0] == 200, (name, value, said)
+        for some_of_them in at_once(dict.fromkeys(ollama.OPTIONS, empty)):
+            said = post(at, path, {**asked, "options": {"num_predict": 2, **some_of_them}})
+            assert said[0] == 200, (some_of_them, said)
 
 
 @pytest.mark.parametrize("path", ALL)

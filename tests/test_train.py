@@ -718,7 +718,7 @@ def test_more_minutes_go_on_where_the_schedule_is(clock, text, elsewhere):
     assert done in told("train", "--resume", *start, 0.01)
     told("train", "--resume", *start, 2 * before.elapsed / 60)
     rates = [r["lr"] for r in read_log("m.jsonl") if "lr" in r][before.step:]
-    assert len(rates) >= 5 and max(rates) < 0.8 * 4e-3    # half of the cosine, not its top
+    assert len(rates) >= 5 and max(rates) < 0.8 * 16e-3   # half of the cosine, not its top
 
 
 def test_the_same_length_again_is_no_other_length(clock, text, elsewhere):
@@ -825,7 +825,7 @@ def test_a_step_that_was_not_made_is_not_counted(copy, monkeypatch):
 def test_a_bad_moment_is_not_saved(trained, tmp_path, read_unseen, monkeypatch, capsys):
     """A NaN that arises in the update itself: nothing written afterwards may hold it."""
     c = ne.read_checkpoint(str(trained / "nanoeuler.bin"))
-    c.moments[0][99] = np.nan
+    c.moments[0][5] = np.nan                 # of the first token, which the text has
     ne.write_checkpoint(str(tmp_path / "nanoeuler.bin"), c.cfg, c.tokenizer, c.state, c.flat,
                         c.moments)
     before = (tmp_path / "nanoeuler.bin").read_bytes()
@@ -915,7 +915,7 @@ def test_train_says_that_a_model_is_slow_before_it_begins(text, tmp_path, monkey
                         lambda cfg, options: noted.append(cfg.n_embd))
     monkeypatch.setattr(TextRun, "go", lambda run: None)
     run("train", "--data", text, "--steps", 1, *FAST, "--out", tmp_path / "a.bin")
-    assert noted == [ne.PRESETS["small"].n_embd]
+    assert noted == [32]
 
 
 def test_train_says_that_it_reads_a_large_text(text, tmp_path, monkeypatch, capsys):

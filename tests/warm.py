@@ -106,7 +106,7 @@ def wait(name, program, *modules):
     sys.path[0] = os.path.dirname(program)   # as Python sets it for a script
     with open(program, "rb") as f:
         code = compile(f.read(), program, "exec")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)        # nobody waits for those that keep a call
+    signal.signal(signal.SIGCHLD, reap)
     signal.signal(signal.SIGINT, signal.SIG_IGN)         # nor is a call ended by that of another
     gc.collect()
     gc.freeze()                              # what no fork needs to look through, and to copy
@@ -125,6 +125,13 @@ def wait(name, program, *modules):
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     keep(at, program)
     return code
+
+
+def reap(*_):
+    """Waits for those that kept a call: this process then has their CPU time (cpu_times.py)."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def keep(at, program):
