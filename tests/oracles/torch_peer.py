@@ -149,7 +149,9 @@ class Peer(nn.Module):
         self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.n_layer))
         self.final_norm = nn.RMSNorm(cfg.n_embd, eps=cfg.norm_eps)
         self.untied = cfg.n_mtp - cfg.tie_embeddings         # heads in lm_head
-        self.lm_head = nn.Linear(cfg.n_embd, self.untied * cfg.vocab_size, bias=False)
+        self.lm_head = None
+        if self.untied:
+            self.lm_head = nn.Linear(cfg.n_embd, self.untied * cfg.vocab_size, bias=False)
         self.to(dtype)
         pair = torch.arange(0, cfg.head_dim, 2, dtype=torch.float64)
         freq = cfg.rope_theta ** (-pair / cfg.head_dim)
