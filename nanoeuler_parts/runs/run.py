@@ -16,7 +16,7 @@ import numpy as np
 
 import bpe
 from bpe import need, note, printable, UserError
-from nanoeuler import for_terminal, generate, loss_weights, Model, n_params, train
+from nanoeuler import for_terminal, generate, loss_weights, Model, n_params, param_table, train
 from nanoeuler_parts.chat.sampling import Sampling
 from nanoeuler_parts.checkpoint.bundled import beside_program
 from nanoeuler_parts.checkpoint.file import write_checkpoint
@@ -289,6 +289,18 @@ class Run:
              f"{self.model.first_bad_tensor()}; the run stops here, {self.out} is unchanged; start "
              f"again with a lower --lr and another --out")
 
+    def need_finite_numbers(self, flat, moments):
+        """Ends the run before it writes a checkpoint that every reader would reject.  A bad number
+        need not show in the loss: the embedding of a token that the text lacks is never read."""
+        for kind, x in zip(("", " of the first moments", " of the second moments"),
+                           (flat, *moments)):
+            if not math.isfinite(x.sum(dtype=np.float64)):           # which cannot overflow
+                at = int(np.flatnonzero(~np.isfinite(x))[0])
+                name = next(t.name for t in param_table(self.model.cfg) if at < t.end)
+                raise UserError(f"step {self.step}: a number of {name}{kind} is {x[at]}; the run "
+                                f"stops here, {self.out} is unchanged; start again with a lower "
+                                f"--lr and another --out")
+
     def log_entry(self, losses, norm, hyper, seconds):
         """The log record of the step that has just ended"""
         s, data = self.state, self.data
@@ -384,6 +396,7 @@ class Run:
             self.write_file(best_path(self.out), flat)
 
     def write_file(self, path, flat, moments=()):
+        self.need_finite_numbers(flat, moments)
         try:
             write_checkpoint(path, self.model.cfg, self.tokenizer, self.state, flat, moments)
         except MemoryError as e:             # for copies of the moments, or a long reference
