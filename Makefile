@@ -35,7 +35,7 @@ GPU_DEPS := $(VENV)/gpu
 GPU_BENCH_DEPS := $(VENV)/gpu-bench
 endif
 
-.PHONY: all train sft dpo chat serve tour check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline speedrun data release help clean
+.PHONY: all train sft dpo chat serve tour check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline speedrun data data-books release help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
@@ -118,6 +118,9 @@ data: $(DATA_DEPS)  ## fetch and prepare the large corpora: classics, GB=1 of we
 	$(PY) data/prepare.py
 	$(PY) data/get_alpaca.py
 	$(PY) data/get_preferences.py
+
+data-books: $(DATA_DEPS)  ## build data/books.txt, 200 MB of books and speeches, from pinned sources
+	$(PY) data/get_books.py
 
 release: $(RELEASE_DEPS)  ## the model in the box for others, with its card and checksums, in dist/
 	$(PY) bench/release.py $(if $(filter file,$(origin MODEL)),,$(MODEL)) $(ARGS)

