@@ -1,7 +1,6 @@
 """Facts about the documents of data/books.txt that their sources do not state.
 
-Years are those of the first edition or of the first printing in a magazine.  A translator is named
-here where the wording, or the edition that a source names, leaves no doubt.
+A translator is named here where the source names one, or where the wording leaves no doubt.
 """
 # Of classic-books-markdown: these authors did not write in English, so that each of their works
 # needs a translator.
@@ -118,14 +117,16 @@ Virgil/Aeneid: John Dryden, 1697
 """
 # work: the year of its first edition, where the source has none or another one
 YEARS = {
+    "Jane Austen/Love and Friendship and Other Early Works": 1922,      # written in about 1790
     "Lucy Maud Montgomery/Christmas Stories": None,          # a later choice from many years
     "Mary Wollstonecraft Shelley/Mathilda": 1959,            # written in 1819
+    "Thomas Jefferson/The Jefferson Bible": 1904,            # put together in 1819
     "William Blake/The Marriage of Heaven and Hell": 1790,
-    "William Shakespeare/As You Like It": 1623,
 }
 # collections without an author of their own, and works whose author is not known
 NO_AUTHOR = "Anonymous", "Various"
-AUTHORS = {"Publius": "Alexander Hamilton, James Madison and John Jay"}
+AUTHORS = {"Publius": "Alexander Hamilton, James Madison and John Jay",
+           "W.E.B. Du Bois.": "W.E.B. Du Bois"}
 
 # Of the package shakespeare: the first printed edition; the editions without "_f" have modern
 # spelling

