@@ -13,9 +13,9 @@ attention  Forward and backward against SDPA's FlashAttention-2 and cuDNN.
 kernels    All the others, by the bytes they must move: each input read once, each output written
            once, over the time, as a share of the copy's.
 step       The whole training step, also of the shapes of imported models, against the same model
-           in PyTorch (oracles/torch_peer.py in tests) from the same weights on the same batch:
-           eager, torch.compile, torch.compile in one CUDA graph; --modes adds others.  The best of
-           them is the one to beat.
+           in PyTorch: oracles/torch_peer.py in tests.  Both have the same weights and the same
+           batch.  PyTorch runs eagerly, with torch.compile, and with torch.compile in one CUDA
+           graph; --modes adds others.  The best of them is the one to beat.
 ablation   The engine without one of its parts, and FlashAttention against T x T matrices.
 decode     Greedy, batch 1, whole contexts.
 
@@ -61,7 +61,7 @@ import nanoeuler_cuda as nc
 from nanoeuler_parts.gpu_memory import memory_table, needs_of
 from oracles import torch_peer
 from oracles.naive_attention import NaiveModel
-from common import out_folder, shape_of
+from common import out_folder, shapes
 from gpu_report import markdown
 from numba import cuda
 
@@ -485,7 +485,7 @@ def kernel_cases(cfg, B, T):
 @functools.cache
 def initial(preset):
     """No parameter depends on the length of the context."""
-    return ne.init_params(shape_of(preset), 1)
+    return ne.init_params(shapes()[preset], 1)
 
 def batch(cfg, B, T):
     """tokens (B, T) and the targets (P, B, T) of all heads, the same for both sides"""
@@ -555,7 +555,7 @@ def step_rows(options):
             for preset, B, T in STEPS}
 
 def step_row(preset, B, T, modes):
-    cfg, flat = replace(shape_of(preset), seq_len=T), initial(preset)
+    cfg, flat = replace(shapes()[preset], seq_len=T), initial(preset)
     alive, facts, notes, size = {}, {}, {}, sizes(cfg, B, T)
 
     def peer(mode):

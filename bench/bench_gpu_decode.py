@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 import nanoeuler as ne
 import nanoeuler_cuda as nc
-from common import shape_of
+from common import shapes
 from nanoeuler_parts.gpu.launches import overlapping
 from nanoeuler_parts.decode import steps as rowsteps
 from nanoeuler_parts.decode.attend import keys_per_split
@@ -209,13 +209,13 @@ def peer_prompt_ms(model, T):
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="base", help="a preset, or a shape of common.shape_of")
+    parser.add_argument("--preset", default="base", choices=shapes())
     parser.add_argument("--file", help="a model, instead of a preset")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8, 64])
     parser.add_argument("--kernels", action="store_true", help="us of each kernel, too")
     parser.add_argument("--peer", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
-    cfg, name = shape_of(args.preset), args.preset
+    cfg, name = shapes()[args.preset], args.preset
     if args.file:
         found = ne.read_checkpoint(args.file, moments=False)
         cfg, flat, name = ne.replace(found.cfg, seq_len=min(512, found.cfg.seq_len)), found.flat, (
@@ -244,7 +244,7 @@ def main():
                 f"{name} {found[name, False]:.2f} / {found[name, True]:.2f}" for name in names),
                 flush=True)
     if args.peer and cfg.window:
-        print("  no peer: it has no window")
+        print("  not compared with PyTorch: the peer does not have windows")
     elif args.peer:
         try:
             model = peer(cfg, flat)

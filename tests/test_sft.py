@@ -363,7 +363,7 @@ def test_a_run_that_ruins_its_model_says_so(holds_out, n, loss, estimate, words,
         assert f"on {run.scope}" in note
         assert "use a lower --lr, such as 0.0002, fewer --epochs or more examples" in note
     if words == "not learned":
-        assert "(loss 0.50; below 0.1 it has); use --epochs 6" in note, note
+        assert "its loss is 0.50, and should be below 0.1; use --epochs 6" in note, note
         run.options.steps = 9
         assert note.replace("--epochs 6", "--steps 18") == run.note_of_end(n, estimate)
     assert ("--keep-best" in run.where_best_is()) == holds_out           # else it is rejected

@@ -337,8 +337,8 @@ class SftRun(Run):
         note = super().note_of_end(n, estimate) if judged else ""
         least = s.best + FORGOTTEN if n >= FEWEST else max(s.best + FORGOTTEN, RUINED * s.best)
         if self.last_loss > MEMORIZED and self.minimizes_bits and not self.holds_out:
-            return (f"the model has not learned all answers of the examples (loss "
-                    f"{self.last_loss:.2f}; below {MEMORIZED} it has); use {self.longer()}")
+            return (f"the model has not learned all answers yet: its loss is "
+                    f"{self.last_loss:.2f}, and should be below {MEMORIZED}; use {self.longer()}")
         if self.last_loss > MEMORIZED or estimate <= least:
             return note
         learned, forgotten = self.overdone
