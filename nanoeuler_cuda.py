@@ -267,7 +267,7 @@ def buffer_table(cfg, B, T, dtype, kept=None):
     if cfg.qk_norm:                          # 4.8
         a += [("qk", (K, BT, qk_heads * D))]             # q and k before their norms
         a_sums += [("qk_rstd", (K, BT, qk_heads))]
-        d_sums += [("qk_partial", (GAIN_PARTS * ROW_WARPS, 2 * D))]
+        d_sums += [("qk_partial", (GAIN_PARTS, 2 * D))]
     if cfg.qkv_bias:
         d_sums += [("bias_partial", (GAIN_PARTS, QKV))]
     sums = computing(dtype)
@@ -1236,79 +1236,131 @@ def bias_gradient(dbias, dqkv, partial):
     launch(sum_columns_kernel, partial, dqkv, grid=GAIN_PARTS, block=256)
     launch(sum_rows_kernel, dbias, transposed(partial), grid=len(dbias), block=256)
 
-@cuda_kernel
-def head_norm_kernel(qkv, qk, rstd, q_gain, k_gain, eps):
-    """RMSNorm of each head of q and k, in place     math: nanoeuler.head_norm_forward
-    One warp per head.     grid (BT, (H + G) / ROW_WARPS), block (32, ROW_WARPS)
-    qkv (BT, QKV), q_gain, k_gain (D,)     out, for backward: qk (BT, (H + G) D), the heads before
-    the norm, and rstd (BT, H + G)"""
-    t, heads, D = cuda.blockIdx.x, rstd.shape[1], q_gain.size
-    h, lane = cuda.blockIdx.y * ROW_WARPS + cuda.threadIdx.y, cuda.threadIdx.x
-    H = 2 * heads - qkv.shape[1] // D        # QKV = (H + 2 G) D
-    if h < heads:                            # true for all lanes of a warp or for none
-        ss = ctype(qkv).type(0)
-        for i in range(lane, D, WARP):
-            qk[t, h * D + i] = qkv[t, h * D + i]
-            x = value(qkv[t, h * D + i])
-            ss += x * x
-        r = ctype(qkv).type(1) / math.sqrt(warp_sum(ss) / ctype(qkv).type(D) + eps)
-        for i in range(lane, D, WARP):
-            gain = q_gain[i] if h < H else k_gain[i]
-            qkv[t, h * D + i] = stored(qkv, gain * value(qkv[t, h * D + i]) * r)
-        if lane == 0:
-            rstd[t, h] = r
+def lanes_per_head(D):
+    """The lanes that share a head of D numbers: a power of two, so that sums are butterflies"""
+    return min(WARP, 1 << (cdiv(D, width(D)) - 1).bit_length())
 
 @made_once
-def head_norm_backward_kernel(D):
-    CHUNKS = -(-D // WARP)
+def head_norm_kernels(D):
+    """Makes the kernels forward and backward for heads of D numbers.
+
+    LANES neighbouring lanes have a head in their registers: CHUNKS times W neighbours per lane.  So
+    a warp has HEADS heads at once.  A lane beyond the head's end loads its last W numbers and
+    ignores them."""
+    W, LANES = width(D), lanes_per_head(D)
+    HEADS, CHUNKS = WARP // LANES, cdiv(D, W * LANES)
+    KEPT = CHUNKS * W
+    load, store = vector(W)
+    head_sum = butterfly(operator.add, LANES.bit_length() - 1)
+
+    @cuda_kernel
+    def forward(qkv, qk, rstd, q_gain, k_gain, eps):
+        """RMSNorm of each head of q and k, in place     math: nanoeuler.head_norm_forward
+        LANES lanes per head.     grid BT (H + G) LANES / 256, block (32, ROW_WARPS)
+        qkv (BT, QKV), q_gain, k_gain (D,)     out, for backward: qk (BT, (H + G) D), the heads
+        before the norm, and rstd (BT, H + G)"""
+        lane, heads, QKV = cuda.threadIdx.x % LANES, rstd.shape[1], qkv.shape[1]
+        H = 2 * heads - QKV // D             # QKV = (H + 2 G) D
+        head = (cuda.blockIdx.x * ROW_WARPS + cuda.threadIdx.y) * HEADS + cuda.threadIdx.x // LANES
+        exists = head < rstd.size            # all lanes take part in head_sum, also without a head
+        head = min(head, rstd.size - 1)
+        t, h = head // heads, head % heads
+        x, zero = cuda.local.array(KEPT, ctype(qkv)), ctype(qkv).type(0)
+        ss = zero
+        for j in range(CHUNKS):
+            i = (LANES * j + lane) * W
+            few = load(qkv, t * QKV + h * D + min(i, D - W))
+            for c in range(W):
+                x[W * j + c] = few[c]
+                ss += few[c] * few[c] if i < D else zero
+            if exists and i < D:
+                store(qk, head * D + i, few)
+        r = ctype(qkv).type(1) / math.sqrt(head_sum(ss) / ctype(qkv).type(D) + eps)
+        for j in range(CHUNKS):
+            i = (LANES * j + lane) * W
+            few, of_k = load(q_gain, min(i, D - W)), load(k_gain, min(i, D - W))
+            for c in range(W):
+                few[c] = (few[c] if h < H else of_k[c]) * x[W * j + c] * r
+            if exists and i < D:
+                store(qkv, t * QKV + h * D + i, few)
+        if exists and lane == 0:
+            rstd[t, h] = r
 
     @cuda_kernel
     def backward(dqkv, partial, qk, rstd, q_gain, k_gain):
         """Overwrites the q and k columns of dqkv, gradients after the norm, with those before it.
         math: nanoeuler.head_norm_backward
-        partial[i] = sum of dy * u, u = x * rstd, over the rows of warp i: for q_gain, for k_gain
-        Each warp has a stretch of rows.     grid GAIN_PARTS, block (32, ROW_WARPS)
-        dqkv (BT, QKV), partial (GAIN_PARTS ROW_WARPS, 2 D), qk (BT, (H + G) D), rstd (BT, H + G)"""
-        zero, lane = ctype(partial).type(0), cuda.threadIdx.x
-        of_q, of_k = filled(CHUNKS, zero), filled(CHUNKS, zero)
-        warp, warps = cuda.blockIdx.x * ROW_WARPS + cuda.threadIdx.y, partial.shape[0]
-        BT, heads = rstd.shape
-        H = 2 * heads - dqkv.shape[1] // D
+        partial[i] = sum of dy * u, u = x * rstd, over the rows of block i: for q_gain, for k_gain
+        Each warp has a stretch of rows, and takes HEADS heads of a row at once.
+        grid GAIN_PARTS, block (32, ROW_WARPS)
+        dqkv (BT, QKV), partial (GAIN_PARTS, 2 D), qk (BT, (H + G) D), rstd (BT, H + G)"""
+        zero, lane = ctype(partial).type(0), cuda.threadIdx.x % LANES
+        of_q, of_k = filled(KEPT, zero), filled(KEPT, zero)
+        x, dy = cuda.local.array(KEPT, ctype(partial)), cuda.local.array(KEPT, ctype(partial))
+        group = cuda.threadIdx.y * HEADS + cuda.threadIdx.x // LANES
+        warp, warps = cuda.blockIdx.x * ROW_WARPS + cuda.threadIdx.y, GAIN_PARTS * ROW_WARPS
+        (BT, heads), QKV = rstd.shape, dqkv.shape[1]
+        H = 2 * heads - QKV // D
         for t in range(warp * BT // warps, (warp + 1) * BT // warps):
-            for h in range(heads):
-                r, mean = rstd[t, h], zero
-                for i in range(lane, D, WARP):
-                    gain = q_gain[i] if h < H else k_gain[i]
-                    mean += gain * value(dqkv[t, h * D + i]) * value(qk[t, h * D + i])
-                # rstd * mean of gain*dy*u
-                mean = warp_sum(mean) * r * r / ctype(partial).type(D)
+            for first in range(0, heads, HEADS):
+                h = first + cuda.threadIdx.x // LANES
+                exists = h < heads
+                h = min(h, heads - 1)
+                r, mean, of_head_q = rstd[t, h], zero, h < H
                 for j in range(CHUNKS):
-                    i = WARP * j + lane
-                    if i < D:
-                        dy, x = value(dqkv[t, h * D + i]), value(qk[t, h * D + i])
-                        gain = q_gain[i] if h < H else k_gain[i]
-                        of_q[j] += dy * x * r if h < H else zero
-                        of_k[j] += zero if h < H else dy * x * r
-                        dqkv[t, h * D + i] = stored(dqkv, r * (gain * dy - x * mean))
+                    i = (LANES * j + lane) * W
+                    at = min(i, D - W)
+                    a, b = load(qk, (t * heads + h) * D + at), load(dqkv, t * QKV + h * D + at)
+                    gain, gain_k = load(q_gain, at), load(k_gain, at)
+                    for c in range(W):
+                        x[W * j + c], dy[W * j + c] = a[c], b[c]
+                        g = gain[c] if of_head_q else gain_k[c]
+                        mean += g * b[c] * a[c] if i < D else zero
+                # rstd * mean of gain*dy*u
+                mean = head_sum(mean) * r * r / ctype(partial).type(D)
+                for j in range(CHUNKS):
+                    i = (LANES * j + lane) * W
+                    at = min(i, D - W)
+                    gain, gain_k = load(q_gain, at), load(k_gain, at)
+                    dx = a                   # the same registers
+                    for c in range(W):
+                        k = W * j + c
+                        du = dy[k] * x[k] * r if exists else zero
+                        of_q[k] += du if of_head_q else zero
+                        of_k[k] += zero if of_head_q else du
+                        g = gain[c] if of_head_q else gain_k[c]
+                        dx[c] = r * (g * dy[k] - x[k] * mean)
+                    if exists and i < D:
+                        store(dqkv, t * QKV + h * D + i, dx)
+        sums = cuda.shared.array((ROW_WARPS * HEADS, 2 * D), ctype(partial))
         for j in range(CHUNKS):
-            i = WARP * j + lane
-            if i < D:
-                partial[warp, i], partial[warp, D + i] = of_q[j], of_k[j]
-    return backward
+            for c in range(W):
+                i = (LANES * j + lane) * W + c
+                if i < D:
+                    sums[group, i], sums[group, D + i] = of_q[W * j + c], of_k[W * j + c]
+        cuda.syncthreads()                   # all warps have stored their sums
+        for i in range(cuda.threadIdx.y * WARP + cuda.threadIdx.x, 2 * D, WARP * ROW_WARPS):
+            s = sums[0, i]
+            for k in range(1, ROW_WARPS * HEADS):
+                s += sums[k, i]
+            partial[cuda.blockIdx.x, i] = s
+    return forward, backward
 
 def head_norm_forward(qkv, qk, rstd, q_gain, k_gain, eps):
     """RMSNorm of each head of q and k, in place; qk and rstd are for head_norm_backward."""
-    BT, heads = rstd.shape
-    launch(head_norm_kernel, qkv, qk, rstd, q_gain, k_gain, number(qkv, eps),
-           grid=(BT, cdiv(heads, ROW_WARPS)), block=(WARP, ROW_WARPS))
+    D = q_gain.size
+    forward, _ = head_norm_kernels(D)
+    launch(forward, qkv, qk, rstd, q_gain, k_gain, number(qkv, eps),
+           grid=cdiv(rstd.size * lanes_per_head(D), WARP * ROW_WARPS), block=(WARP, ROW_WARPS))
 
 def head_norm_backward(dqkv, dq_gain, dk_gain, partial, qk, rstd, q_gain, k_gain):
     """Overwrites the q and k columns of dqkv with the gradients before the norm.  Adds the sum of
     dy * u over all rows and the heads of q to dq_gain, and over the heads of k to dk_gain.
-    partial (GAIN_PARTS ROW_WARPS, 2 D) is scratch"""
+    partial (GAIN_PARTS, 2 D) is scratch"""
     D = q_gain.size
-    launch(head_norm_backward_kernel(D), dqkv, partial, qk, rstd, q_gain, k_gain,
-           grid=GAIN_PARTS, block=(WARP, ROW_WARPS))
+    _, backward = head_norm_kernels(D)
+    launch(backward, dqkv, partial, qk, rstd, q_gain, k_gain, grid=GAIN_PARTS,
+           block=(WARP, ROW_WARPS))
     for dgain, start in (dq_gain, 0), (dk_gain, D):
         columns = view(partial, start, (D, len(partial)), (1, 2 * D))
         launch(sum_rows_kernel, dgain, columns, grid=D, block=256)

@@ -33,7 +33,7 @@ from nanoeuler_parts.decode.products import GROUP, weight_stride
 from nanoeuler_parts.decode.prompts import BY_ROWS
 from nanoeuler_parts.decode.table import AT_ONCE
 from nanoeuler_parts.tensor_cores.matmul_mma import MMA_SMEM
-from nanoeuler_parts.tensor_cores.matmul_wgmma import WGMMA_SMEM
+from nanoeuler_parts.tensor_cores.matmul_wgmma import wgmma_smem
 from nanoeuler_parts.tensor_cores.one_tile import ONE_TILE_SMEM, one_tile_matmul
 from oracles.naive_attention import NaiveModel
 
@@ -138,7 +138,11 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
             assert x.shape == ((n, M, N) if batched else (M, N))
         a_mn, b_mn = loads["a_mn"], loads["b_mn"]
         assert a[1:3] == ((K, M) if a_mn else (M, K)) and a[4] == (64 if a_mn else 128)
-        assert b[1:3] == ((K, N) if b_mn else (N, K)) and b[4] == (64 if b_mn else 256)
+        columns = f["COLUMNS"]
+        assert columns == 256 or not adds and not f["symmetric"]
+        assert columns == 2 * f["SUMS"] == 64 * writes["BOXES"]
+        assert loads["STAGE_BYTES"] == f["STAGE_BYTES"] == 2 * 64 * (128 + columns)
+        assert b[1:3] == ((K, N) if b_mn else (N, K)) and b[4] == (64 if b_mn else columns)
         assert a[5] == b[5] == 2 and out[1:3] == (M, N) and out[4] == 64
         assert out[5] == (4 if adds else 2) and 1 <= splits
         if len(a) == 6:
@@ -147,12 +151,12 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
             assert splits == 1 or adds and enough
             assert splits == 1 or launches.check_once(launches.need_resident) in self.asked
         first, end = out[0], out[0] + (M - 1) * out[3] + out[5] * N
-        for pointer, rows, columns, stride, _, size, *_ in (a, b):
-            assert end <= pointer or pointer + (rows - 1) * stride + size * columns <= first
+        for pointer, rows, row, stride, _, size, *_ in (a, b):
+            assert end <= pointer or pointer + (rows - 1) * stride + size * row <= first
         computed = sum(not f["symmetric"] or i >= 2 * j for i in range(tiles(M, 128))
-                       for j in range(tiles(N, 256)))
+                       for j in range(tiles(N, columns)))
         assert M == N or not f["symmetric"]
-        self.runs(min(computed * n * splits, 46), 384, WGMMA_SMEM)
+        self.runs(min(computed * n * splits, 46), 384, wgmma_smem(columns))
 
     def naive_matmul_kernel(self, out, x, w):
         assert (len(x), len(w)) == out.shape and x.shape[1] == w.shape[1]
@@ -402,15 +406,22 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert k_gain.shape == (D,) and QKV % D == 0 and qk.dtype == qkv.dtype
         return BT, heads, D
 
-    def head_norm_kernel(self, qkv, qk, rstd, q_gain, k_gain, eps):
-        BT, heads, _ = self.heads(qkv, qk, rstd, q_gain, k_gain)
-        self.runs((BT, tiles(heads, 8)), (32, 8))
+    def head_norm_kernels_forward(self, qkv, qk, rstd, q_gain, k_gain, eps):
+        BT, heads, D = self.heads(qkv, qk, rstd, q_gain, k_gain)
+        self.runs(tiles(BT * heads, 8 * self.heads_per_warp(D)), (32, 8))
         apart(qkv, qk, rstd, q_gain, k_gain)
         apart(qk, rstd)
 
-    def head_norm_backward_kernel_backward(self, dqkv, partial, qk, rstd, q_gain, k_gain):
+    def heads_per_warp(self, D):
+        f = constants(self.kernel)
+        assert f["D"] == D <= f["W"] * f["LANES"] * f["CHUNKS"] and 32 == f["LANES"] * f["HEADS"]
+        assert f["LANES"] in (1, 2, 4, 8, 16, 32) and f["KEPT"] == f["W"] * f["CHUNKS"]
+        return f["HEADS"]
+
+    def head_norm_kernels_backward(self, dqkv, partial, qk, rstd, q_gain, k_gain):
         _, _, D = self.heads(dqkv, qk, rstd, q_gain, k_gain)
-        assert constants(self.kernel)["D"] == D and partial.shape == (nc.GAIN_PARTS * 8, 2 * D)
+        self.heads_per_warp(D)
+        assert partial.shape == (nc.GAIN_PARTS, 2 * D)
         self.runs(nc.GAIN_PARTS, (32, 8))
         apart(dqkv, partial, qk, rstd)
         apart(partial, qk, rstd)
@@ -508,11 +519,12 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.rows_of(rows)
         self.runs(self.grid[0], 128)
 
-    def keep_kernel(self, kc, vc, qkv, given):
+    def rotate_and_keep_kernel_rotate_and_keep(self, qkv, kc, vc, cos, sin, given):
         (_, G, T, D), (rows, QKV) = kc.shape, qkv.shape
         assert vc.shape == kc.shape and rows <= T and (QKV - 2 * G * D) % D == 0
         assert given.dtype == np.int32 and given.size >= 2
-        self.runs((rows, G), D)
+        assert cos.shape == sin.shape == (T, D // 2) and D // 2 % self.vectors(qkv, cos, sin) == 0
+        self.runs(rows, 128)
         apart(kc, vc, qkv)
 
     def copy_slot_kernel(self, cache, source, slot, n):

@@ -34,8 +34,8 @@ def test_a_kernel_is_found_in_the_cache_by_another_process():
             "from nanoeuler_parts.tensor_cores.epilogues import ADD, Polynomial, STORE\n"
             "class Codegen: magic_tuple = staticmethod(lambda: ())\n"
             "for make, *args in (\n"
-            "        (matmul_wgmma.wgmma_kernel, 0, 0, STORE, False, False),\n"
-            "        (matmul_wgmma.wgmma_kernel, 0, 1, ADD, False, False),\n"
+            "        (matmul_wgmma.wgmma_kernel, 0, 0, STORE, False, False, 128),\n"
+            "        (matmul_wgmma.wgmma_kernel, 0, 1, ADD, False, False, 256),\n"
             "        (matmul_mma.mma_kernel, 0, 0, Polynomial(1.0, 2.0, 3.0), True),\n"
             "        (nc.embedding_backward_kernel, 4),\n"
             "        (nc.rmsnorm_kernels, 768, 8), (nc.rope_kernel, 8), (nc.swiglu_kernels, 8),\n"
@@ -64,7 +64,7 @@ def test_kernels_are_kept_only_where_there_is_a_place_for_them(kept, tmp_path):
             "from nanoeuler_parts.tensor_cores.epilogues import STORE\n"
             "kernels = [nc.matmul_kernel, *nc.rmsnorm_kernels(64, 8),\n"
             "           matmul_mma.mma_kernel(0, 0, STORE, False),\n"
-            "           matmul_wgmma.wgmma_kernel(0, 0, STORE, False, False),\n"
+            "           matmul_wgmma.wgmma_kernel(0, 0, STORE, False, False, 256),\n"
             "           attention.tensor_attention(64, False).forward]\n"
             "print(*{type(k._cache).__name__ for k in kernels})\n")
     env = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path))

@@ -156,7 +156,8 @@ def test_a_decoder_of_other_llamas(options, weights, dry, capsys):
     biases = names.count("add_bias_kernel") + sum(
         x.name == "product_kernels_qkv" and constants(x.kernel)["biased"] for x in dry.launches)
     assert biases == cfg.n_layer * cfg.qkv_bias
-    norms = names.count("head_norm_kernel") + names.count("norm_and_rotate_kernel_norm_and_rotate")
+    norms = names.count("head_norm_kernels_forward") + names.count(
+        "norm_and_rotate_kernel_norm_and_rotate")
     assert norms == cfg.n_layer * cfg.qk_norm and len(attends) == cfg.n_layer
     windows = {x.args[6] if weights == "f32" else constants(constants(x.kernel)["first_key"])[
         "window"] for x in attends}
@@ -247,7 +248,8 @@ def test_a_prompt_is_read_at_once(capability, dry):
     names = [x.name for x in dry.launches]
     product = "wgmma_kernel_kernel" if capability == (9, 0) else "mma_kernel_kernel"
     assert names.count(product) == 4 * 4 * cfg.n_layer
-    assert names.count("keep_kernel") == 4 * cfg.n_layer and "matmul_kernel" not in names
+    assert names.count("rotate_and_keep_kernel_rotate_and_keep") == 4 * cfg.n_layer
+    assert "matmul_kernel" not in names
     assert names.count("product_kernels_qkv") == cfg.n_layer         # of slot 1
     dry.launches.clear()
     decoder.read([ne.Part(0, [0] * 100, 1)])             # it goes on: rows

@@ -115,9 +115,9 @@ def test_each_row_is_in_one_partial_sum(BT):
     assert iterations(norm, "bt", parts, (1, 3), x=array(BT, C)) == rows
     assert iterations(nc.sum_columns_kernel, "t", parts, 1, x=array(BT, C),
                       partial=array(parts, C)) == rows
-    assert iterations(nc.head_norm_backward_kernel(8), "t", parts, (1, nc.ROW_WARPS),
-                      rstd=array(BT, 3), dqkv=array(BT, 32),
-                      partial=array(parts * nc.ROW_WARPS, 16)) == rows
+    _, heads = nc.head_norm_kernels(8)
+    assert iterations(heads, "t", parts, (1, nc.ROW_WARPS), rstd=array(BT, 3),
+                      dqkv=array(BT, 32), partial=array(parts, 16)) == rows
 
 
 @pytest.mark.parametrize("n", [4, 36, 1020, 4 * 1597])
@@ -387,42 +387,48 @@ def test_a_chunk_is_16_bytes_and_a_row_128():
 def test_shared_memory_of_products_adds_up():
     a, b, sums = 128 * 64 * 2, 256 * 64 * 2, 64 * 256 * 2
     assert matmul_mma.MMA_SMEM == 3 * (a + a) + 1024
-    assert matmul_wgmma.WGMMA_SMEM == 3 * (a + b) + 2 * sums + 2 * 3 * 8 + 1024
+    assert matmul_wgmma.wgmma_smem(256) == 3 * (a + b) + 2 * sums + 2 * 3 * 8 + 1024
+    assert matmul_wgmma.wgmma_smem(128) == 5 * (a + a) + 2 * a + 2 * 5 * 8 + 1024
+    assert matmul_wgmma.wgmma_smem(64) == 7 * (a + a // 2) + a + 2 * 7 * 8 + 1024
+    assert all(matmul_wgmma.wgmma_smem(columns) <= 227 << 10 for columns in matmul_wgmma.STAGES)
     assert one_tile.ONE_TILE_SMEM == 2 * 64 * 64 * 2 + 1024
     assert 4 * 4 * 64 * 64 <= matmul_mma.MMA_SMEM - 1024     # four warps stage 64 x 64 float32 sums
 
 
+@pytest.mark.parametrize("columns", matmul_wgmma.STAGES)
 @pytest.mark.parametrize("epilogue", [STORE, ADD])
-def test_the_parts_of_shared_memory_do_not_overlap(epilogue):
-    """The kernel for wgmma has three stages, two stagings, and six barriers of 8 bytes. Their
-    addresses are computed as in the kernel."""
-    kernel = matmul_wgmma.wgmma_kernel(0, 0, epilogue, False, False)
+def test_the_parts_of_shared_memory_do_not_overlap(epilogue, columns):
+    """The kernel for wgmma has some stages, two stagings, and two barriers of 8 bytes per stage.
+    Their addresses are computed as in the kernel."""
+    kernel, stages = (matmul_wgmma.wgmma_kernel(0, 0, epilogue, False, False, columns),
+                      matmul_wgmma.STAGES[columns])
     tree = ast.parse(textwrap.dedent(inspect.getsource(kernel.py_func)))
     env = {**kernel.py_func.__globals__, **constants(kernel), "u32": int, "dynamic_smem": lambda: 0}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and {*stored(node)} <= {"start", "staging", "full",
                                                                 "empty"}:
             exec(compile(ast.Module([node], []), "kernel", "exec"), env)
-    barrier_of = as_python(pipeline.pipeline_of(3).barrier)
-    parts = [(stage * int(matmul_wgmma.STAGE_BYTES), 128 * 64 * 2 + 256 * 64 * 2)
-             for stage in range(3)]
-    parts += [(env["staging"] + half * int(matmul_wgmma.STAGING_BYTES), 64 * 256 * 2)
+    barrier_of = as_python(pipeline.pipeline_of(stages).barrier)
+    parts = [(stage * int(env["STAGE_BYTES"]), 128 * 64 * 2 + columns * 64 * 2)
+             for stage in range(stages)]
+    parts += [(env["staging"] + half * int(env["STAGING_BYTES"]), 64 * columns * 2)
               for half in (0, 1)]
     parts += [(int(barrier_of(kind, stage)), 8) for kind in (env["full"], env["empty"])
-              for stage in range(3)]
+              for stage in range(stages)]
     end = 0
     for start, size in sorted(parts):
         assert start >= end
         end = start + size
-    assert end + ptx.ALIGNMENT <= matmul_wgmma.WGMMA_SMEM
+    assert end + ptx.ALIGNMENT <= matmul_wgmma.wgmma_smem(columns)
 
 
+@pytest.mark.parametrize("columns", matmul_wgmma.STAGES)
 @pytest.mark.parametrize("a_mn, b_mn", [*itertools.product((0, 1), (0, 1))])
-def test_a_barrier_expects_the_bytes_of_its_boxes(a_mn, b_mn):
+def test_a_barrier_expects_the_bytes_of_its_boxes(a_mn, b_mn, columns):
     """A box has 64 columns of bfloat16, and BK or all rows of the tile."""
-    known = constants(matmul_wgmma.slice_loader(a_mn, b_mn, False))
-    rows = known["a_loads"] * (64 if a_mn else 128) + known["b_loads"] * (64 if b_mn else 256)
-    assert rows * 64 * 2 == matmul_wgmma.STAGE_BYTES
+    known = constants(matmul_wgmma.slice_loader(a_mn, b_mn, False, columns))
+    rows = known["a_loads"] * (64 if a_mn else 128) + known["b_loads"] * (64 if b_mn else columns)
+    assert rows * 64 * 2 == known["STAGE_BYTES"]
 
 
 def test_the_ring_visits_each_stage_in_turn():
@@ -441,3 +447,24 @@ def test_splits_are_some_and_at_most_the_slices(tiles_, slices, blocks):
     assert 1 <= n <= slices
     if (tiles_, slices, blocks) == (96, 512, 132):       # the docstring's example
         assert n == 4
+
+
+@pytest.mark.parametrize("M, N, K, count, columns", [
+    (512, 768, 2048, 1, 64), (512, 1280, 768, 1, 64),    # a prompt of 512 in base
+    (32768, 1280, 768, 1, 256), (32768, 4096, 768, 1, 256), (16384, 768, 768, 1, 256)])
+def test_a_product_with_few_tiles_has_narrow_ones(M, N, K, count, columns):
+    assert scheduler.tile_columns(M, N, K, count, 132) == columns
+
+
+@pytest.mark.parametrize("columns", matmul_wgmma.STAGES)
+@pytest.mark.parametrize("M, N", [(512, 768), (130, 200), (128, 64), (1, 8)])
+def test_tiles_of_each_width_cover_the_output_once(M, N, columns):
+    product = scheduler.scheduler_of(False, False, columns)
+    tiles_ = int(as_python(product.tiles_in)(M, N))
+    locate = as_python(product.locate, tile_at=as_python(scheduler.tile_at))
+    seen = np.zeros((M, N), int)
+    for piece in range(tiles_):
+        _, m, n, first, end = map(int, locate(piece, tiles_, M, N, 72, 1))
+        assert m < M and n < N and (first, end) == (0, 2)
+        seen[m:m + 128, n:n + columns] += 1
+    assert (seen == 1).all() and tiles_ == scheduler.tiles_of(M, N, False, columns)

@@ -18,8 +18,8 @@ from nanoeuler_parts.tensor_cores import matmul_wgmma, tiles
 from nanoeuler_parts.tensor_cores.epilogues import STORE
 from nanoeuler_parts.tensor_cores.scheduler import BN, lower_tile_at, tiles_of
 
-KERNEL = matmul_wgmma.wgmma_kernel(0, 0, STORE, True, True)
-WRITER = vars(matmul_wgmma.wgmma_writer(False, True))
+KERNEL = matmul_wgmma.wgmma_kernel(0, 0, STORE, True, True, BN)
+WRITER = vars(matmul_wgmma.wgmma_writer(False, True, BN))
 
 
 def plain(function, **names):
@@ -35,15 +35,15 @@ swizzled = plain(tiles.swizzled, CHUNKS_PER_ROW=8, CHUNK_BYTES=16, ROW_BYTES=128
 
 
 def staged(function, modifier, sums):
-    """Returns the 32 KB, as 16-bit numbers, that a stage function writes for the sums (64, 256) of
+    """Returns the memory, as 16-bit numbers, that a stage function writes for the sums (64, N) of
     a warpgroup."""
-    memory = np.full(64 * 256, -1)
+    memory = np.full(sums.size, -1)
     for warp in range(4):
         stores = [[] for _ in range(32)]     # of each lane: (address, its pairs of four matrices)
         for lane in range(32):
             # acc[i] of a lane, by the docstring of `wgmma`
             acc = [sums[16 * warp + lane // 4 + 8 * (i // 2 % 2),
-                        8 * (i // 4) + 2 * (lane % 4) + i % 2] for i in range(128)]
+                        8 * (i // 4) + 2 * (lane % 4) + i % 2] for i in range(sums.shape[1] // 2)]
             calls = plain(function, swizzled=swizzled, lane_id=lambda lane=lane: lane,
                           pack_bf16=lambda *two: two, bit=lambda x, i: x >> i & 1,
                           **{modifier: lambda *call, lane=lane: stores[lane].append(call)})
@@ -64,8 +64,8 @@ def staged(function, modifier, sums):
 
 
 def boxes(memory):
-    """The four boxes (64, 64) that the copy engine stores, of memory with its 128-byte swizzle"""
-    out = np.zeros((4, 64, 64), int)
+    """The boxes (64, 64) that the copy engine stores, of memory with its 128-byte swizzle"""
+    out = np.zeros((memory.size // 4096, 64, 64), int)
     for j, row, column in np.ndindex(out.shape):
         chunk = column // 8 ^ row % 8        # bits 4 to 6 of an address XOR its bits 7 to 9
         out[j, row, column] = memory[4096 * j + 64 * row + 8 * chunk + column % 8]
@@ -81,6 +81,42 @@ def test_sums_are_staged_as_they_are_or_mirrored():
     assert np.array_equal(found, sums.reshape(64, 4, 64).swapaxes(0, 1))
     found = boxes(staged(mirrored, "stmatrix_columns", sums))
     assert np.array_equal(found, sums.T.reshape(4, 64, 64))
+
+
+@pytest.mark.parametrize("columns", matmul_wgmma.STAGES)
+def test_sums_of_narrow_tiles_are_staged(columns):
+    sums = np.arange(64 * columns).reshape(64, columns)
+    writer = vars(matmul_wgmma.wgmma_writer(False, True, columns))
+    known = constants(writer["write_tile"])
+    found = boxes(staged(known["stage_sums"], "stmatrix_rows", sums))
+    assert known["BOXES"] == len(found)
+    assert np.array_equal(found, sums.reshape(64, -1, 64).swapaxes(0, 1))
+
+
+@pytest.mark.parametrize("columns", matmul_wgmma.STAGES)
+def test_sums_in_float32_are_staged_in_two_passes(columns):
+    """A box of 64 x 32 numbers has rows of 128 bytes, like one of 64 x 64 in bfloat16."""
+    sums = np.arange(64 * columns).reshape(64, columns)
+    known = constants(vars(matmul_wgmma.wgmma_writer(True, False, columns))["write_tile"])
+    assert known["passes"] == 2 and known["box_columns"] == 32
+    for half in range(2):
+        memory = np.full(64 * columns // 2, -1)
+        for warp, lane in np.ndindex(4, 32):
+            acc = [sums[16 * warp + lane // 4 + 8 * (i // 2 % 2),
+                        8 * (i // 4) + 2 * (lane % 4) + i % 2] for i in range(columns // 2)]
+
+            def store_two(at, first, second):
+                assert at % 8 == 0 and (memory[at // 4:at // 4 + 2] == -1).all()
+                memory[at // 4:at // 4 + 2] = first, second
+            stage = plain(known["stage_sums"], swizzled=swizzled, lane_id=lambda lane=lane: lane,
+                          bit=lambda x, i: x >> i & 1, store_two=store_two, EIGHT_ROWS=1024)
+            stage(0, acc, 16 * warp, half)
+        found = np.zeros((known["BOXES"], 64, 32), int)
+        for j, row, column in np.ndindex(found.shape):
+            chunk = column // 4 ^ row % 8
+            found[j, row, column] = memory[2048 * j + 32 * row + 4 * chunk + column % 4]
+        wanted = sums[:, columns // 2 * half:][:, :columns // 2]
+        assert np.array_equal(found, wanted.reshape(64, -1, 32).swapaxes(0, 1))
 
 
 def when_mirrored():
@@ -125,3 +161,4 @@ def test_tiles_and_their_mirror_images_are_a_symmetric_output(N):
                 store("write_mirrored", half, n, sums.T.reshape(4, 64, 64))
     assert np.array_equal(out, wanted)
     assert tiles_of(768, 768, True) == 12 and tiles_of(768, 768, False) == 18
+    assert tiles_of(768, 768, False, 64) == 72

@@ -11,10 +11,10 @@ import functools
 import numpy as np
 from numba import cuda
 
-from nanoeuler_cuda import embedding_forward, LayerBuffers, Layers, new, rope, view, window_of
+from nanoeuler_cuda import embedding_forward, LayerBuffers, Layers, new, view, width, window_of
 from nanoeuler_parts.decode.table import AT_ONCE, upload
-from nanoeuler_parts.gpu.launches import cuda_kernel, Graph, launch
-from nanoeuler_parts.gpu.numbers import value
+from nanoeuler_parts.gpu.launches import cuda_kernel, Graph, launch, made_once
+from nanoeuler_parts.gpu.numbers import vector
 
 BY_ROWS = AT_ONCE                            # longest beginning of a slot that is read by rows
 
@@ -88,19 +88,41 @@ class Prompts(Layers):
     def rotate_and_attend(self, l, b):
         """Keeps k and v of the prompt's tokens in the slot, and attends to those in b.qkv."""
         size, T = self.size, len(b.qkv)
-        rope(b.qkv, self.cos, self.sin, T, size.H + size.G, 1)
-        launch(keep_kernel, self.kc[l], self.vc[l], b.qkv, self.slot_and_ids, grid=(T, size.G),
-               block=size.D)
+        launch(rotate_and_keep_kernel(width(size.D // 2)), b.qkv, self.kc[l], self.vc[l], self.cos,
+               self.sin, self.slot_and_ids, grid=T, block=128)
         self.ops.attention_forward(b.att, view(self.lse, 0, (size.H, T)), b.qkv, T, size.D,
                                    self.window)
 
-@cuda_kernel
-def keep_kernel(kc, vc, qkv, slot_and_ids):
-    """Copies the keys and values of a prompt's tokens to their slot, not of the tokens after them.
-    kc, vc (slots, G, T, D) of a layer, qkv (T, QKV) after RoPE
-    slot_and_ids: slot, number of tokens, tokens     grid (T, G), D threads"""
-    t, g, i, D = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x, kc.shape[3]
-    slot, v = slot_and_ids[0], qkv.shape[1] - (kc.shape[1] - g) * D  # where v begins
-    if t < slot_and_ids[1]:
-        kc[slot, g, t, i] = value(qkv[t, v - kc.shape[1] * D + i])
-        vc[slot, g, t, i] = value(qkv[t, v + i])
+@made_once
+def rotate_and_keep_kernel(W):
+    load, store = vector(W)
+
+    @cuda_kernel
+    def rotate_and_keep(qkv, kc, vc, cos, sin, slot_and_ids):
+        """RoPE of q and k, in place.  Copies k and v of a prompt's tokens to their slot, but not
+        those of the tokens after them.     math: nanoeuler.rope
+        One block per row, W pairs per thread.     grid T, 128 threads
+        qkv (T, QKV), kc, vc (slots, G, context, D) of a layer, cos, sin (T, D / 2)
+        slot_and_ids: slot, number of tokens, tokens"""
+        t, (_, G, context, D) = cuda.blockIdx.x, kc.shape
+        QKV, half = qkv.shape[1], D // 2
+        H = QKV // D - 2 * G
+        kept, first_plane = t < slot_and_ids[1], slot_and_ids[0] * G     # a plane is (context, D)
+        for j in range(cuda.threadIdx.x * W, (H + G) * half, 128 * W):
+            head, i = j // half, j % half
+            low, angle = t * QKV + head * D + i, t * half + i
+            u, v, c, s = load(qkv, low), load(qkv, low + half), load(cos, angle), load(sin, angle)
+            for k in range(W):
+                x = u[k]
+                u[k] = x * c[k] - v[k] * s[k]
+                v[k] = v[k] * c[k] + x * s[k]
+            store(qkv, low, u)
+            store(qkv, low + half, v)
+            if kept and head >= H:           # as rounded to bfloat16
+                to = ((first_plane + head - H) * context + t) * D + i
+                store(kc, to, load(qkv, low))
+                store(kc, to + half, load(qkv, low + half))
+        for j in range(cuda.threadIdx.x * W, G * D if kept else 0, 128 * W):
+            to = ((first_plane + j // D) * context + t) * D + j % D
+            store(vc, to, load(qkv, t * QKV + (H + G) * D + j))
+    return rotate_and_keep

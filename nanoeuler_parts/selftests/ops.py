@@ -10,7 +10,7 @@ from nanoeuler_cuda import (
     adamw, add_bias, bias_gradient, cross_entropy, Decoder, DTYPES, embedding_backward,
     embedding_forward, Entries, GAIN_PARTS, head_norm_backward, head_norm_forward, kernel_path,
     make_ops, Muon, naive_matmul, new, NORM_PARTS, residual_rmsnorm_forward, rmsnorm_again,
-    rmsnorm_backward, rope, ROW_WARPS, Runs, runs_of, square_sums, swiglu_backward, swiglu_forward,
+    rmsnorm_backward, rope, Runs, runs_of, square_sums, swiglu_backward, swiglu_forward,
     tensor_core_matmul, to_device, to_host,
 )
 from nanoeuler_parts.gpu.launches import launch
@@ -125,7 +125,8 @@ def add_cross_entropy_tests(ops):
                 [targets, weight.tolist(), V], [expected.reshape(BT, P * V), nll], "cross_entropy")
 
 def add_bias_and_head_norm_tests(ops):
-    for BT, H, G, D in ((1, 1, 1, 4), (37, 4, 2, 10), (130, 6, 3, 64), (9, 2, 1, 130)):
+    for BT, H, G, D in ((1, 1, 1, 4), (37, 4, 2, 10), (130, 6, 3, 64), (9, 2, 1, 130),
+                        (33, 5, 2, 128), (70, 3, 1, 24)):
         heads, QKV = H + G, (H + 2 * G) * D
         qkv, dqkv, bias, dbias = (ops.normal(*shape) for shape in ((BT, QKV),) * 2 + ((QKV,),) * 2)
         ops.add(add_bias, [qkv], [as_sum(bias)])
@@ -140,7 +141,7 @@ def add_bias_and_head_norm_tests(ops):
         for dgain, first, last in zip(found, (0, H), (H, heads)):
             ne.head_gain_gradient(dgain, dqkv, qk, rstd, first, last, D, 0)
         ops.add(head_norm_backward, [dqkv, as_sum(dq_gain), as_sum(dk_gain)],
-                [as_sum(np.zeros((GAIN_PARTS * ROW_WARPS, 2 * D))), qk, as_sum(rstd), *gains],
+                [as_sum(np.zeros((GAIN_PARTS, 2 * D))), qk, as_sum(rstd), *gains],
                 [dx, dq_gain + found[0], dk_gain + found[1]])
 
 def add_adamw_tests(ops):

@@ -24,7 +24,7 @@ from nanoeuler_parts.tensor_cores.ptx import (
     tma_wait_written, warp_id, warpgroup_barrier, warpgroup_id,
 )
 from nanoeuler_parts.tensor_cores.scheduler import (
-    BK, BM, BN, scheduler_of, splits_for, tiles_of, WGMMA_TURN_TIME,
+    BK, BM, BN, scheduler_of, splits_for, tile_columns, tiles_of, WGMMA_TURN_TIME,
 )
 from nanoeuler_parts.tensor_cores.tiles import (
     descriptor, PANEL_BYTES, ROW_BYTES, stmatrix_columns, stmatrix_rows, swizzled, wgmma,
@@ -42,25 +42,40 @@ from nanoeuler_parts.tensor_cores.tiles import (
 #     full[3]      mbarriers: the slices of a stage have landed
 #     empty[3]     mbarriers: both consumers have read the stage
 #
+# A product with few tiles has narrower ones (`tile_columns`).  Slices of B are smaller then, and
+# the ring has more stages.
+#
 # Slices of A and B flow through the ring.  Phases of full[stage] end when the producer has arrived
 # and the bytes of both slices have landed, phases of empty[stage] when the eight warps of the
 # consumers have arrived: see pipeline.py.
 A_BYTES = np.uint32(2 * BM * BK)             # a slice of A
-STAGE_BYTES = np.uint32(2 * (BM + BN) * BK)  # slices of A and B
-STAGING_BYTES = np.uint32(2 * 64 * BN)       # results that one warpgroup stores at once
-STAGES = 3
-WGMMA_SMEM = int(STAGES * STAGE_BYTES + 2 * STAGING_BYTES + 2 * MBARRIER_BYTES * STAGES) + ALIGNMENT
+STAGES = {256: 3, 128: 5, 64: 7}             # of the ring, for each number of columns of a tile
+
+def stage_bytes(columns):
+    """The bytes of a stage: slices of A and B"""
+    return np.uint32(2 * (BM + columns) * BK)
+
+def staging_bytes(columns):
+    """The bytes of the results that one warpgroup stores at once"""
+    return np.uint32(2 * 64 * columns)
+
+def wgmma_smem(columns):
+    """The bytes of shared memory of a block, for tiles with this number of columns"""
+    stage = stage_bytes(columns) + np.uint32(2 * MBARRIER_BYTES)
+    return int(STAGES[columns] * stage + 2 * staging_bytes(columns)) + ALIGNMENT
+
 EIGHT_ROWS = ROW_BYTES * np.uint32(8)
 FULL_ARRIVALS = np.uint32(1)                 # the producer's thread, with the bytes it announces
 EMPTY_ARRIVALS = np.uint32(8)                # one lane of each warp of the two consumers
-pipeline = pipeline_of(STAGES)
 
 # ---- The loads of a slice
 @functools.cache
-def slice_loader(a_mn, b_mn, batched):
-    """Makes the device function load_slice for two layouts of A and B."""
+def slice_loader(a_mn, b_mn, batched, columns):
+    """Makes the device function load_slice for two layouts of A and B.
+    columns: those of a tile"""
+    STAGE_BYTES = stage_bytes(columns)
     # TMA loads per slice: one, if its rows run along K; otherwise one for each panel of 64 columns
-    a_loads, b_loads = (BM // 64 if a_mn else 1), (BN // 64 if b_mn else 1)
+    a_loads, b_loads = (BM // 64 if a_mn else 1), (columns // 64 if b_mn else 1)
 
     @inlined
     def load_box(to, map, column, row, z, barrier):
@@ -86,19 +101,20 @@ def slice_loader(a_mn, b_mn, batched):
 
 # ---- The writer
 class Writer(DeviceFunctions):
-    """How a consumer's 64 x 256 sums leave its registers, by way of shared memory, `staging`
+    """How a consumer's 64 x COLUMNS sums leave its registers, by way of shared memory, `staging`
 
     write_tile(map_out, z, m, n, acc, staging, warpgroup, semaphore, split, splits)
-        stores them to out[m:m + 64, n:n + 256] of matrix z, or adds them there
+        stores them to out[m:m + 64, n:n + COLUMNS] of matrix z, or adds them there
     write_mirrored(map_out, z, m, n, acc, staging, warpgroup)
-        stores their transpose to out[n:n + 256, m:m + 64]"""
+        stores their transpose to out[n:n + 256, m:m + 64], if COLUMNS is 256"""
 
 @functools.cache
-def wgmma_writer(adds, batched):
+def wgmma_writer(adds, batched, COLUMNS):
     """Returns the Writer.     adds: out += the sums in float32, else out = the sums in bfloat16"""
-    # A consumer's 64 x 256 sums go out in passes of four boxes, 64 rows of 128 bytes each: in one
-    # pass of bfloat16, or in two of float32.
+    # A consumer's sums go out in passes of boxes, 64 rows of 128 bytes each: in one pass of
+    # bfloat16, or in two of float32.  A pass of 64 x 256 sums has four boxes.
     passes, box_columns = (2, 32) if adds else (1, 64)
+    BOXES = COLUMNS // 64
 
     @inlined
     def send_box(map, column, row, z, staging):
@@ -111,24 +127,24 @@ def wgmma_writer(adds, batched):
 
     @inlined
     def stage_f32(staging, acc, warp_row, half):
-        """Writes sums to staging in float32: 64 rows, and the first or second half of 256 columns.
+        """Writes sums to staging in float32: 64 rows, and the first or second half of the columns.
         A chunk has four numbers: lanes 0 and 1 of a quad write one, lanes 2 and 3 the next.
 
         warp_row: the first of the warp's 16 rows"""
         lane = lane_id()
-        for j in range(16):
+        for j in range(COLUMNS // 16):
             at = staging + swizzled(warp_row + lane // u32(4), u32(2 * j) + bit(lane, 1)) + (
                 bit(lane, 0) * u32(8))
-            i = 64 * half + 4 * j
+            i = COLUMNS // 4 * half + 4 * j
             store_two(at, acc[i], acc[i + 1])
             store_two(at + EIGHT_ROWS, acc[i + 2], acc[i + 3])
 
     @inlined
     def stage_bf16(staging, acc, warp_row, half):
-        """Writes sums to staging in bfloat16, 64 x 256.  stmatrix stores 16 rows of two chunks from
-        the fragments of a warp."""
+        """Writes sums to staging in bfloat16, 64 x COLUMNS.  stmatrix stores 16 rows of two chunks
+        from the fragments of a warp."""
         lane = lane_id()
-        for j in range(16):
+        for j in range(COLUMNS // 16):
             at = staging + swizzled(warp_row + (lane & u32(15)), u32(2 * j) + (lane >> u32(4)))
             i = 8 * j
             stmatrix_rows(at, pack_bf16(acc[i], acc[i + 1]), pack_bf16(acc[i + 2], acc[i + 3]),
@@ -151,11 +167,11 @@ def wgmma_writer(adds, batched):
 
     @inlined
     def write_tile(map_out, z, m, n, acc, staging, warpgroup, semaphore, split, splits):
-        """Stores a consumer's sums to out[m:m + 64, n:n + 256].  One thread of the warpgroup
+        """Stores a consumer's sums to out[m:m + 64, n:n + COLUMNS].  One thread of the warpgroup
         commands the copy engine.
 
-        adds: out += the sums in float32, in two passes of 64 x 128, when it is this split's
-        turn; otherwise out = the sums in bfloat16, in one pass"""
+        adds: out += the sums in float32, in two passes, when it is this split's turn; otherwise
+        out = the sums in bfloat16, in one pass"""
         warp_row, leads = warp_id() % u32(4) * u32(16), leads_warpgroup()
         for half in range(passes):
             if leads:
@@ -168,8 +184,9 @@ def wgmma_writer(adds, batched):
                 if adds and splits > 1 and half == 0:
                     semaphore_acquire(semaphore, split)
                     fence_async_global()
-                for j in range(4):
-                    send_box(global_address(map_out), n + u32(128 * half + box_columns * j), m, z,
+                for j in range(BOXES):
+                    send_box(global_address(map_out),
+                             n + u32(COLUMNS // 2 * half + box_columns * j), m, z,
                              staging + PANEL_BYTES * u32(j))
                 tma_commit()
         if adds and splits > 1 and leads:
@@ -195,14 +212,19 @@ def wgmma_writer(adds, batched):
 
 # ---- The kernel
 @made_once
-def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric):
+def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric, COLUMNS):
     """Makes the kernel of path `wgmma` for two layouts of A and B, and an Epilogue.
     batched: the tensor maps are those of arrays of matrices, (n, ..)
-    symmetric: all outputs are symmetric"""
-    scheduler, load_slice = scheduler_of(batched, symmetric), slice_loader(a_mn, b_mn, batched)
-    writer, changes, change = (
-        wgmma_writer(epilogue.adds, batched), epilogue.changes, epilogue.make_change())
-    multiply = wgmma(BN, "columns" if a_mn else "rows", b_mn, adds="asked")
+    symmetric: all outputs are symmetric; COLUMNS must be 256 then
+    COLUMNS: those of a tile, 256, 128 or 64"""
+    scheduler = scheduler_of(batched, symmetric, COLUMNS)
+    load_slice = slice_loader(a_mn, b_mn, batched, COLUMNS)
+    writer = wgmma_writer(epilogue.adds, batched, COLUMNS)
+    changes, change = epilogue.changes, epilogue.make_change()
+    multiply = wgmma(COLUMNS, "columns" if a_mn else "rows", b_mn, adds="asked")
+    SUMS, BARRIERS = COLUMNS // 2, STAGES[COLUMNS]
+    STAGE_BYTES, STAGING_BYTES = stage_bytes(COLUMNS), staging_bytes(COLUMNS)
+    pipeline = pipeline_of(BARRIERS)
 
     @inlined
     def matrix_of(x, z):
@@ -216,12 +238,12 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric):
         x: what the epilogue reads, if it changes the sums
         count: number of matrices in the batch     splits: of K; 1 for a batch"""
         start = dynamic_smem()
-        staging = start + u32(STAGES * STAGE_BYTES)
+        staging = start + u32(BARRIERS * STAGE_BYTES)
         full = staging + u32(2 * STAGING_BYTES)
-        empty = full + u32(MBARRIER_BYTES * STAGES)
+        empty = full + u32(MBARRIER_BYTES * BARRIERS)
         warpgroup, stage, parity = warpgroup_id(), u32(0), u32(0)
         if leads_block():
-            for i in range(STAGES):
+            for i in range(BARRIERS):
                 mbarrier_init(pipeline.barrier(full, i), FULL_ARRIVALS)
                 mbarrier_init(pipeline.barrier(empty, i), EMPTY_ARRIVALS)
             mbarrier_fence()
@@ -246,7 +268,7 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric):
                 piece += u32(cuda.gridDim.x)
         else:                                # a consumer: 64 rows of each tile
             take_registers()
-            acc = cuda.local.array(128, f32)
+            acc = cuda.local.array(SUMS, f32)
             half_of_tile = warpgroup - u32(1)
             row0_of_half, own_staging = (
                 u32(64) * half_of_tile, staging + half_of_tile * STAGING_BYTES)
@@ -266,14 +288,16 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric):
                         next_tile = scheduler.locate(piece + u32(cuda.gridDim.x), tiles, M, N, K,
                                                      splits)
                 semaphore = semaphore_at(semaphores, u32(2) * (piece % tiles) + half_of_tile)
-                if changes:                  # four calls: the compiler unrolls the loops in each
+                if changes:                  # a call per 64 columns: its loops are unrolled
                     row = m + warp_id() % u32(4) * u32(16) + lane_id() // u32(4)
                     column = n + lane_id() % u32(4) * u32(2)
                     matrix = matrix_of(x, z)
                     change(acc, 0, matrix, row, column)
-                    change(acc, 32, matrix, row, column + u32(64))
-                    change(acc, 64, matrix, row, column + u32(128))
-                    change(acc, 96, matrix, row, column + u32(192))
+                    if COLUMNS > 64:
+                        change(acc, 32, matrix, row, column + u32(64))
+                    if COLUMNS > 128:
+                        change(acc, 64, matrix, row, column + u32(128))
+                        change(acc, 96, matrix, row, column + u32(192))
                 writer.write_tile(map_out, z, m, n, acc, own_staging, warpgroup, semaphore,
                                   piece // tiles, splits)
                 if symmetric and m >= n + u32(BN):       # the tile is wholly below the diagonal
@@ -289,13 +313,13 @@ def wgmma_product(map_of, out, a, b, a_mn, b_mn, epilogue, x, semaphores, symmet
     TensorOps.product     map_of: function that returns tensor maps, as TensorOps.map_of"""
     *n, M, N = out.shape
     K = a.shape[-2] if a_mn else a.shape[-1]
-    tiles = tiles_of(M, N, symmetric)
-    blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT
+    blocks, [count] = cuda.get_current_device().MULTIPROCESSOR_COUNT, n or [1]
+    columns = BN if symmetric or epilogue.adds else tile_columns(M, N, K, count, blocks)
+    tiles = tiles_of(M, N, symmetric, columns)
     splits = splits_for(tiles, K, semaphores, WGMMA_TURN_TIME, blocks) if epilogue.adds else 1
-    [count] = n or [1]
-    map_a, map_b = map_of(a, BK if a_mn else BM), map_of(b, BK if b_mn else BN)
+    map_a, map_b = map_of(a, BK if a_mn else BM), map_of(b, BK if b_mn else columns)
     unused = map_a
-    launch(wgmma_kernel(a_mn, b_mn, epilogue, bool(n), symmetric), map_a, map_b, map_of(out, 64),
-           semaphores if epilogue.adds else unused, unused if x is None else x, M, N, K, count,
-           splits, grid=min(tiles * count * splits, blocks), block=384, smem=WGMMA_SMEM,
-           resident=splits > 1)
+    launch(wgmma_kernel(a_mn, b_mn, epilogue, bool(n), symmetric, columns), map_a, map_b,
+           map_of(out, 64), semaphores if epilogue.adds else unused, unused if x is None else x,
+           M, N, K, count, splits, grid=min(tiles * count * splits, blocks), block=384,
+           smem=wgmma_smem(columns), resident=splits > 1)

@@ -88,7 +88,9 @@ def claim_piece(semaphores):
     return claim[0]
 
 # ---- Path wgmma: batches, and symmetric outputs
-BM, BN = HOPPER_TILE                         # rows and columns of a tile on path wgmma
+# Rows and columns of a tile on path wgmma.  A product with few tiles has narrower ones, of 128 or
+# 64 columns, so that more multiprocessors take part: see `tile_columns`.
+BM, BN = HOPPER_TILE
 
 # If the outputs of a batch are symmetric, only the tiles on and below the diagonal are computed.  A
 # tile that lies wholly below it is also stored to its mirror image, 256 x 128.  The table shows the
@@ -112,9 +114,10 @@ def lower_tile_at(tile, N):
         column += u32(1)
     return (row + u32(2) * column) * u32(BM), column * u32(BN)
 
-def tiles_of(M, N, symmetric):
-    """The number of tiles of 128 x 256 that are computed of an output (M, N)"""
-    down, across = cdiv(M, BM), cdiv(N, BN)
+def tiles_of(M, N, symmetric, columns=BN):
+    """The number of tiles of 128 rows and this number of columns that are computed of an output
+    (M, N).  Symmetric outputs have tiles of 256 columns."""
+    down, across = cdiv(M, BM), cdiv(N, columns)
     return down * across - (across * (across - 1) if symmetric else 0)
 
 class Scheduler(DeviceFunctions):
@@ -125,19 +128,21 @@ class Scheduler(DeviceFunctions):
                                                     matrix in the batch, and tile_at"""
 
 @functools.cache
-def scheduler_of(batched, symmetric):
-    """Returns the Scheduler for one product or a batch, and outputs that may be symmetric."""
+def scheduler_of(batched, symmetric, columns):
+    """Returns the Scheduler for one product or a batch, and outputs that may be symmetric.
+    columns: those of a tile"""
     @inlined
     def tiles_in(M, N):
-        tiles = u32((M + BM - 1) // BM * ((N + BN - 1) // BN))
+        across = (N + columns - 1) // columns
+        tiles = u32((M + BM - 1) // BM * across)
         if symmetric:
-            tiles -= u32((N + BN - 1) // BN * ((N + BN - 1) // BN - 1))
+            tiles -= u32(across * (across - 1))
         return tiles
 
     @inlined
     def locate(piece, tiles, M, N, K, splits):
         z = piece // tiles if batched else u32(0)
-        m, n, first, end = tile_at(piece - z * tiles, M, N, K, u32(splits), BM, BN)
+        m, n, first, end = tile_at(piece - z * tiles, M, N, K, u32(splits), BM, columns)
         if symmetric:
             m, n = lower_tile_at(piece - z * tiles, N)
         return z, m, n, first, end
@@ -164,6 +169,26 @@ def best_splits(tiles, slices, turn_time, blocks):
         waves = cdiv(tiles * splits, blocks)
         return waves * (slices / splits + STORE_TIME) + turn_time * splits
     return min(range(1, 1 + slices), key=cost)
+
+# Times of one slice of a tile with so many columns.  A narrow tile multiplies less for each byte
+# that it loads, and its loads take longer than its products.
+SLICE_TIME = {256: 1.0, 128: 0.55, 64: 0.35}
+
+@functools.cache
+def tile_columns(M, N, K, count, blocks):
+    """Returns the number of columns of the tiles that takes the least time, for `count` products
+    (M, N) of K that overwrite their outputs.
+
+    Example: `down` in the base preset, for a prompt of 512 tokens, on 132 multiprocessors.  Out is
+    512 x 768, and K is 2048, which is 32 slices.
+
+        256 columns    12 tiles    1 wave    32 * 1.00 + 4 = 36.0
+        128 columns    24 tiles    1 wave    32 * 0.55 + 2 = 19.6
+         64 columns    48 tiles    1 wave    32 * 0.35 + 1 = 12.2"""
+    def cost(columns):
+        waves = cdiv(count * tiles_of(M, N, False, columns), blocks)
+        return waves * (cdiv(K, BK) * SLICE_TIME[columns] + STORE_TIME * columns / BN)
+    return min(SLICE_TIME, key=cost)
 
 def splits_for(tiles, K, semaphores, turn_time, blocks):
     """Returns the number of splits for a product.  It is 1 if the product overwrites its output, or
