@@ -1249,7 +1249,7 @@ def head_norm_kernels(D):
     ignores them."""
     W, LANES = width(D), lanes_per_head(D)
     HEADS, CHUNKS = WARP // LANES, cdiv(D, W * LANES)
-    KEPT = CHUNKS * W
+    KEPT, SUMS = CHUNKS * W, (ROW_WARPS * HEADS, 2 * D)
     load, store = vector(W)
     head_sum = butterfly(operator.add, LANES.bit_length() - 1)
 
@@ -1332,7 +1332,7 @@ def head_norm_kernels(D):
                         dx[c] = r * (g * dy[k] - x[k] * mean)
                     if exists and i < D:
                         store(dqkv, t * QKV + h * D + i, dx)
-        sums = cuda.shared.array((ROW_WARPS * HEADS, 2 * D), ctype(partial))
+        sums = cuda.shared.array(SUMS, ctype(partial))
         for j in range(CHUNKS):
             for c in range(W):
                 i = (LANES * j + lane) * W + c
