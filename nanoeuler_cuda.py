@@ -688,21 +688,21 @@ def rmsnorm_kernels(C, W):
                     f = load(y, at)
                     for i in range(W):
                         few[i] += f[i]       # x[i + 1] = x[i] + f(x[i])
-                    if c < C:
-                        store(x, at, few)
                 for i in range(W):
                     v[j * W + i] = few[i]
                     ss += few[i] * few[i] if c < C else ctype(x).type(0)
-                if c < C:
-                    store(saved, at, few)
             r = one / math.sqrt(warp_sum(ss) / ctype(x).type(C) + eps)
-            for j in range(CHUNKS):
+            for j in range(CHUNKS):          # stores wait until here: all loads are under way first
                 c = (WARP * j + lane) * W
-                few = load(w, min(c, C - W))
+                gain = load(w, min(c, C - W))
                 for i in range(W):
-                    few[i] = v[j * W + i] * few[i] * r
+                    few[i] = v[j * W + i]
+                    gain[i] = v[j * W + i] * gain[i] * r
                 if c < C:
-                    store(y, bt * C + c, few)
+                    if step:
+                        store(x, bt * C + c, few)
+                    store(saved, bt * C + c, few)
+                    store(y, bt * C + c, gain)
             if lane == 0:
                 rstd[bt] = r
 
@@ -1286,7 +1286,7 @@ def head_norm_kernels(D):
         if exists and lane == 0:
             rstd[t, h] = r
 
-    @cuda_kernel
+    @cuda_kernel(launch_bounds=(256, 3))
     def backward(dqkv, partial, qk, rstd, q_gain, k_gain):
         """Overwrites the q and k columns of dqkv, gradients after the norm, with those before it.
         math: nanoeuler.head_norm_backward

@@ -269,10 +269,11 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
     def tensor_attention(self, qkv, T, HD, *rows):
         B, H, G, D = self.attention(qkv, T, HD, *rows)
         hopper = self.args[2 if self.name.endswith("forward_forward") else 5].dtype == np.uint64
-        assert not hopper or nc.kernel_path() == "wgmma" and D == 64 and (T % 64 == 0 or B == 1)
+        assert not hopper or nc.kernel_path() == "wgmma" and D in (64, 128) and (
+            T % 64 == 0 or B == 1)
         found = constants(self.kernel)       # dkv has the window itself
         window = found["window"] if "window" in found else constants(found["first_key"])["window"]
-        k = tensor_attention(D, hopper, window=window)
+        k = tensor_attention(D, hopper, window=window, tiles=found.get("TILES", 1))
         assert D in (32, 64, 128) and self.kernel in k and 0 <= window
         return B, H, G, D, k
 
@@ -292,7 +293,9 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         [qkv] = self.matrices(qkv)
         B, H, groups, D, k = self.tensor_attention(qkv, T, o.shape[1], lse)
         assert o.shape[0] == qkv.shape[0] and G == groups
-        self.runs((tiles(T, 128), H, B), 128, k.smem)
+        rows = 64 if D == 128 or B * H * T <= 128 * 46 else 128
+        assert k.rows == rows
+        self.runs((tiles(T, rows), H, B), 128, k.smem)
 
     def tensor_attention_dq_dq(self, dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
         do, o, qkv = self.matrices(do, o, qkv)

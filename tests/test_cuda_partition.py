@@ -183,15 +183,16 @@ def test_the_tiles_of_attention_hold_all_that_is_seen(T, window):
     is without any, except at the end of a block of 128 rows."""
     first_key = as_python(attention.first_key_of(window))
 
-    def assigned(make, name, **values):
-        source = inspect.getsource(make(64, False, window).py_func)
+    def assigned(make, name, *more, **values):
+        source = inspect.getsource(make(64, False, window, *more).py_func)
         text = source.split(f" {name} = ")[1].split("\n")[0].split("#")[0]
         return eval(text, dict(min=min, T=T, window=window, TILE_ROWS=64, group=1, **values))
-    for rows, make in ((128, attention.tensor_attention_forward),
-                       (64, attention.tensor_attention_dq)):
+    for rows, make, *more in ((128, attention.tensor_attention_forward, 2),
+                              (64, attention.tensor_attention_forward, 1),
+                              (64, attention.tensor_attention_dq)):
         for t0 in range(0, T, rows):
             k0 = first_key(t0)
-            n = assigned(make, "count", t0=t0, k0=k0)
+            n = assigned(make, "count", *more, t0=t0, k0=k0, BLOCK_ROWS=rows)
             mine = np.arange(t0, min(t0 + rows, T))
             found = seen(mine, np.arange(T), window).any(0)
             assert k0 % 64 == 0 and k0 <= found.argmax() < k0 + 64

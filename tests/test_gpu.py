@@ -323,6 +323,50 @@ def test_a_new_epilogue_computes_what_it_says(path):
         assert norm < 1.25 * 2.0 ** -8 and largest < 1.5 * 2.0 ** -8
 
 
+def bf16_on_device(rng, *shape):
+    return nc.to_device(to_bf16(rng.standard_normal(shape, np.float32)))
+
+
+@pytest.mark.parametrize("a_mn, b_mn", [(False, False), (False, True), (True, True)])
+def test_tiles_of_each_width_have_the_same_bits(a_mn, b_mn, monkeypatch):
+    """A prompt must not depend on how wide the tiles of its products are."""
+    if nc.kernel_path() != "wgmma":
+        pytest.skip("narrow tiles are of path wgmma")
+    from nanoeuler_parts.tensor_cores import matmul_wgmma
+    rng, found = np.random.default_rng(1), []
+    M, N, K = 200, 328, 712
+    a = bf16_on_device(rng, *((K, M) if a_mn else (M, K)))
+    b = bf16_on_device(rng, *((K, N) if b_mn else (N, K)))
+    for columns in matmul_wgmma.STAGES:
+        monkeypatch.setattr(matmul_wgmma, "tile_columns", lambda *args, columns=columns: columns)
+        out = bf16_on_device(rng, M, N)
+        nc.make_ops("wgmma").product(out, a, b, a_mn, b_mn)
+        found.append(nc.to_host(out))
+    assert all(np.array_equal(found[0], x) for x in found[1:])
+    a, b = (from_bf16(nc.to_host(x)).astype(np.float64) for x in (a, b))
+    want = (a.T if a_mn else a) @ (b if b_mn else b.T)
+    assert relative_error(from_bf16(found[0]), want) < 4e-3
+
+
+@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize("D, path", [(32, "mma"), (64, "mma"), (64, "wgmma")])
+def test_blocks_of_one_and_of_two_tiles_have_the_same_bits(D, path, window):
+    """Attention of a short sequence has one tile of Q per block, that of training has two."""
+    if path == "wgmma" != nc.kernel_path():
+        pytest.skip("this GPU does not have path wgmma")
+    from nanoeuler_parts.tensor_cores import attention
+    rng, (B, T, H, G), found = np.random.default_rng(1), (2, 320, 4, 2), []
+    qkv = bf16_on_device(rng, B * T, (H + 2 * G) * D)
+    ops = nc.make_ops(path)
+    for tiles in 1, 2:
+        o, lse = nc.new((B * T, H * D), np.uint16), nc.new((H, B * T), np.float32)
+        kernels = attention.tensor_attention(
+            D, path == "wgmma", lambda x: ops.map_of(x, 64) if path == "wgmma" else x, window, tiles)
+        nc.attention_forward(o, lse, qkv, T, D, window, kernels)
+        found.append([nc.to_host(o), nc.to_host(lse)])
+    assert all(np.array_equal(x, y) for x, y in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("muon", [{}, MUON], ids=["adamw", "muon"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_gradient_leaves_everything_as_it_was(bad, muon):

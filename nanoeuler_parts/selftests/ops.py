@@ -69,15 +69,15 @@ def add_rmsnorm_tests(ops):
                 [as_sum(np.zeros((GAIN_PARTS, C))), x, as_sum(w), as_sum(rstd)], [dx, dgain, y])
 
 def add_rope_and_attention_tests(ops):
-    # One window per shape, since kernels are compiled for each.  The last four shapes, and
-    # (1, 449, .., 64), have several tiles on every path.  (2, 128, .., 64) has several sequences of
+    # One window per shape, since kernels are compiled for each.  The last six shapes, and
+    # (1, 449, .., 64), have several tiles on every path.  (2, 128, ..) have several sequences of
     # whole tiles, as in training
     for B, T, H, G, D, window in (
             (2, 128, 4, 2, 64, 40), (1, 449, 4, 2, 64, 70),
             (1, 1, 1, 1, 2, 0), (2, 65, 4, 2, 10, 9), (1, 64, 4, 4, 64, 1), (2, 130, 6, 1, 32, 64),
             (1, 200, 12, 4, 64, 150), (2, 33, 2, 1, 128, 9), (1, 63, 3, 3, 34, 0),
             (2, 321, 2, 1, 64, 64), (1, 330, 2, 2, 128, 150), (1, 385, 2, 1, 32, 0),
-            (1, 321, 1, 1, 10, 64)):
+            (1, 321, 1, 1, 10, 64), (2, 128, 4, 2, 128, 70), (1, 449, 3, 1, 128, 0)):
         qkv, do = ops.normal(B * T, (H + 2 * G) * D), ops.normal(B * T, H * D)
         o, lse, dqkv, scratch = 0 * do, np.zeros((H, B * T)), 0 * qkv, np.zeros((H, B * T))
         cos, sin = ne.rope_table(replace(ne.PRESETS["small"], head_dim=D, seq_len=T), np.float64)

@@ -26,8 +26,8 @@ from nanoeuler_parts.tensor_cores.ptx import (
     warp_id,
 )
 from nanoeuler_parts.tensor_cores.tiles import (
-    BF16_PER_CHUNK, CHUNK_BYTES, descriptor, ldmatrix_columns, ldmatrix_rows, swizzled, TILE_ROWS,
-    wgmma,
+    BF16_PER_CHUNK, CHUNK_BYTES, descriptor, ldmatrix_columns, ldmatrix_rows, PANEL_BYTES, swizzled,
+    TILE_ROWS, wgmma,
 )
 
 # This is the FlashAttention of 4.5 of nanoeuler_cuda.py in bfloat16, for head sizes 32, 64 and 128.
@@ -42,7 +42,7 @@ from nanoeuler_parts.tensor_cores.tiles import (
 #
 # With each pair of tiles, a block computes:
 #
-#     forward    S = Q K^T                                  O += P V             both tiles of Q
+#     forward    S = Q K^T                                  O += P V             each tile of Q
 #     dq         S = Q K^T,      dP = dO V^T                dQ += dS K
 #     dkv        S^T = K Q^T,    dP^T = V dO^T              dV += P^T dO,  dK += dS^T Q
 #
@@ -50,16 +50,19 @@ from nanoeuler_parts.tensor_cores.tiles import (
 # operand (a fragment of A), so the next product reads them there, and not from shared memory.  The
 # sums of a product, 64 x 64 or 64 x D, have the layout of gpu/mma.py: a thread has two rows of a
 # tile.  For D = 64, a thread holds a tile as fragments of A in 16 registers, the sums of a tile of
-# S in 32, and the sums of a tile of O in 32.
+# S in 32, and the sums of a tile of O in 32.  For D = 128, two tiles of Q would need more registers
+# than a thread has, so a block of forward has one.  A short sequence has one tile of Q per block,
+# too, because its few blocks would leave most multiprocessors idle: see `q_tiles`.
 #
-# The three kernels are independent of how tiles are copied and multiplied: they call the eight
+# The three kernels are independent of how tiles are copied and multiplied: they call the nine
 # functions of `TileOps`.  `mma_tile_ops` has these functions for any tensor core, `wgmma_tile_ops`
-# for Hopper and D = 64.  The first one is enough to understand the kernels.  The second one shows
-# the changes for Hopper.
+# for Hopper, D = 64 and D = 128.  The first one is enough to understand the kernels.  The second
+# one shows the changes for Hopper.
 #
 # The softmax uses powers of two: exp(x - m) = 2^(x log2(e) - m log2(e)) is one multiply-add and one
 # exp2 per entry.
 FAST_HEADS = 32, 64, 128                     # head sizes that these kernels support
+WGMMA_HEADS = 64, 128                        # those of path wgmma
 STATIONARY = 2                               # stationary tiles
 STAGES = 2                                   # of the ring; each holds a pair of tiles
 N_BARRIERS = STAGES + 1                      # one per stage; number STAGES: the stationary tiles
@@ -87,8 +90,12 @@ class TileOps(DeviceFunctions):
     wait(barrier, parity)
         Waits until the tiles requested with this barrier have arrived, and until no thread reads
         the tiles of the round before.
-    load_fragments(a, tiles)
-        Loads the two stationary tiles from address `tiles` into registers, if products need that.
+    load_fragments(a, tiles, count)
+        Loads one or two stationary tiles from address `tiles` into registers, if products need
+        that.
+    multiply_one(a, tiles, other) -> s
+        Returns A B^T.  A: the first stationary tile, as for multiply_abt; B: the tile at address
+        `other`
     multiply_abt(a, tiles, first, second) -> s
         Returns two products A B^T.  A: the stationary tiles, in registers `a` (mma) or at address
         `tiles` (wgmma); B: the tiles at addresses `first` and `second`
@@ -165,9 +172,10 @@ def mma_tile_ops(D):
         cuda.syncthreads()
 
     @inlined
-    def load_fragments(a, tiles):
+    def load_fragments(a, tiles, count):
         load_a(a, 0, tiles)
-        load_a(a, A_REGS, tiles + TILE_BYTES)
+        if count == 2:
+            load_a(a, A_REGS, tiles + TILE_BYTES)
 
     @inlined
     def mma_16_columns(acc, i, a, j, b):
@@ -175,15 +183,29 @@ def mma_tile_ops(D):
         mma(acc, i + 4, a, j, b, 2)
 
     @inlined
+    def place_of_b(k, n):
+        """Returns where this lane finds its row of 16 columns of B, in the table of `mma_operand`:
+        rows 16 n to 16 n + 15 of the other tile, which are columns of B, and k from 16 k on."""
+        row = (lane_id() & u32(7)) + u32(8) * bit(lane_id(), 4)
+        return chunk_offset(row + u32(16 * n), bit(lane_id(), 3) + u32(2 * k))
+
+    @inlined
+    def multiply_one(a, tiles, other):
+        s, b = filled(32, f32(0)), cuda.local.array(4, u32)
+        for k in range(D_STEPS):
+            for n in range(4):
+                ldmatrix_rows(b, 0, other + place_of_b(k, n))
+                mma_16_columns(s, 8 * n, a, 4 * k, b)
+        return s
+
+    @inlined
     def multiply_abt(a, tiles, first, second):
         """s[:32] and s[32:] = two products (64, 64): a stationary tile * the other tile^T.  If both
         have the same other tile, its fragments are loaded once."""
         s, b = filled(64, f32(0)), cuda.local.array(4, u32)
-        row = (lane_id() & u32(7)) + u32(8) * bit(lane_id(), 4)          # B, in the table of
-        chunk = bit(lane_id(), 3)                                        # `mma_operand`
         for k in range(D_STEPS):
             for n in range(4):
-                where = chunk_offset(row + u32(16 * n), chunk + u32(2 * k))
+                where = place_of_b(k, n)
                 ldmatrix_rows(b, 0, first + where)
                 mma_16_columns(s, 8 * n, a, 4 * k, b)
                 if second != first:
@@ -220,17 +242,19 @@ def mma_tile_ops(D):
                 mma_16_columns(acc, ACC_REGS + 8 * n, a, 16 + 4 * k, b)
 
     return TileOps(set_up=set_up, fence_map=fence_map, issue_load=issue_load, wait=wait,
-                   load_fragments=load_fragments, multiply_abt=multiply_abt,
-                   accumulate_ab=accumulate_ab, accumulate_two=accumulate_two)
+                   load_fragments=load_fragments, multiply_one=multiply_one,
+                   multiply_abt=multiply_abt, accumulate_ab=accumulate_ab,
+                   accumulate_two=accumulate_two)
 
-# ---- Operations on tiles, path wgmma, for D = 64
-# One thread requests a whole tile from the copy engine, and an mbarrier counts its bytes.  `wgmma`
-# reads B from shared memory once per warpgroup.  In A B^T, it reads the stationary tiles there,
-# too, so they take no registers.  Two products are in flight at once.
+# ---- Operations on tiles, path wgmma, for D = 64 and D = 128
+# One thread requests a whole tile from the copy engine, panel by panel, and an mbarrier counts its
+# bytes.  `wgmma` reads B from shared memory once per warpgroup.  In A B^T, it reads the stationary
+# tiles there, too, so they take no registers.  Two products are in flight at once.
 @functools.cache
 def wgmma_tile_ops(D):
-    TILE_BYTES = sizes_of(D).bytes
-    two_abt = wgmma(64, "rows", False, 2, adds="never")
+    TILE_BYTES, PANELS = sizes_of(D).bytes, D // 64
+    one_abt = wgmma(64, "rows", False, adds="never", K=D)
+    two_abt = wgmma(64, "rows", False, 2, adds="never", K=D)
     one_ab, two_ab = wgmma(D, "registers", True), wgmma(D, "registers", True, 2)
 
     @inlined
@@ -259,7 +283,9 @@ def wgmma_tile_ops(D):
         are requested."""
         if leads_block():
             mbarrier_expect(barrier, TILE_BYTES)
-            tma_load(tile, global_address(source), u32(col), u32(row), barrier)
+            for p in range(PANELS):
+                tma_load(tile + PANEL_BYTES * u32(p), global_address(source), u32(col + 64 * p),
+                         u32(row), barrier)
 
     @inlined
     def wait(barrier, parity):
@@ -269,8 +295,14 @@ def wgmma_tile_ops(D):
         cuda.syncthreads()
 
     @inlined
-    def load_fragments(a, tiles):
-        pass                                 # multiply_abt reads them from shared memory
+    def load_fragments(a, tiles, count):
+        pass                                 # the products read them from shared memory
+
+    @inlined
+    def multiply_one(a, tiles, other):
+        s = filled(32, f32(0))
+        one_abt(s, descriptor(tiles), descriptor(other))
+        return s
 
     @inlined
     def multiply_abt(a, tiles, first, second):
@@ -288,8 +320,9 @@ def wgmma_tile_ops(D):
         two_ab(acc, a, descriptor(first), descriptor(second))
 
     return TileOps(set_up=set_up, fence_map=fence_map, issue_load=issue_load, wait=wait,
-                   load_fragments=load_fragments, multiply_abt=multiply_abt,
-                   accumulate_ab=accumulate_ab, accumulate_two=accumulate_two)
+                   load_fragments=load_fragments, multiply_one=multiply_one,
+                   multiply_abt=multiply_abt, accumulate_ab=accumulate_ab,
+                   accumulate_two=accumulate_two)
 
 def tile_ops(D, hopper):
     """Returns the TileOps for head size D on path `wgmma` (hopper) or `mma`."""
@@ -443,52 +476,69 @@ def store_rotated_of(D):
     return store_rotated
 
 # ---- The kernels.  hopper: path `wgmma`
+def q_tiles(D, rows, multiprocessors):
+    """Returns how many tiles of Q a block of forward has, 1 or 2.
+    rows: how many rows of queries all heads of all sequences have"""
+    return 1 if D == 128 or rows <= 2 * TILE_ROWS * multiprocessors else 2
+
 @made_once
-def tensor_attention_forward(D, hopper, window):
+def tensor_attention_forward(D, hopper, window, TILES):
     CHUNKS, ACC_REGS, A_REGS, TILE_BYTES = sizes_of(D)
-    BOTH_ACC_REGS, BOTH_A_REGS = 2 * ACC_REGS, 2 * A_REGS    # of two tiles
+    # A thread's registers for O, Q and P, and its rows, of all tiles of Q
+    ALL_ACC_REGS, ALL_A_REGS, ALL_P_REGS = TILES * ACC_REGS, TILES * A_REGS, TILES * S_REGS // 2
+    THREAD_ROWS, BLOCK_ROWS = 2 * TILES, TILES * TILE_ROWS
     ops, ring, advance_pipeline = (f(D, hopper) for f in (tile_ops, ring_of, advance_pipeline_of))
     first_key, (_, online_softmax) = first_key_of(window), softmax_of(window)
     # A row may have no key of its window in the block's first tile.  Its maximum is then LOWEST
     # and not -inf, because -inf - -inf is NaN
     NO_MAXIMUM = LOWEST if window else -INF32
 
+    @inlined
+    def multiply_both(q, tiles, k_tile):
+        return ops.multiply_abt(q, tiles, k_tile, k_tile)
+
+    multiply = multiply_both if TILES == 2 else ops.multiply_one
+
     @cuda_kernel(launch_bounds=(128, 3 if hopper else 1))
     def forward(o, lse, qkv, T, G, scale):
         """o = softmax(Q K^T / sqrt(D)) V, causal, and lse, like the portable kernel.
-        A block computes 128 query rows of a head.     grid (T / 128, H, B), 128 threads
-        qkv: the matrix, or its tensor map"""
-        smem, barriers = ops.set_up(STATIONARY)
+        A block computes one or two tiles of 64 query rows of a head.
+        grid (T / (64 TILES), H, B), 128 threads     qkv: the matrix, or its tensor map"""
+        smem, barriers = ops.set_up(TILES)
         ops.fence_map(qkv)
-        acc, m, l = filled(BOTH_ACC_REGS, f32(0)), filled(4, NO_MAXIMUM), filled(4, f32(0))
-        q, p_pairs = cuda.local.array(BOTH_A_REGS, u32), cuda.local.array(S_REGS, u32)
+        acc, m = filled(ALL_ACC_REGS, f32(0)), filled(THREAD_ROWS, NO_MAXIMUM)
+        l = filled(THREAD_ROWS, f32(0))
+        q, p_pairs = cuda.local.array(ALL_A_REGS, u32), cuda.local.array(ALL_P_REGS, u32)
         h, H, scale2 = cuda.blockIdx.y, cuda.gridDim.y, scale * LOG2E32
-        row0, t0, last = rows_of_block(128, T)
+        row0, t0, last = rows_of_block(BLOCK_ROWS, T)
         k_col = o.shape[1] + h * G // H * D
-        # the thread's rows are r, r + 8, r + 64 and r + 72; count: pairs of tiles
+        # the thread's rows are r and r + 8, and r + 64 and r + 72; count: pairs of tiles
         r, k0 = t0 + first_row(), first_key(t0)
-        count = (min(t0 + 128, T) - k0 + 63) // 64
+        count = (min(t0 + BLOCK_ROWS, T) - k0 + 63) // 64
         stationary = pipeline.barrier(barriers, STAGES)
-        for i in range(2):
+        for i in range(TILES):
             ops.issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
                            h * D)
         ops.wait(stationary, 0)              # Q has arrived
-        ops.load_fragments(q, smem)
+        ops.load_fragments(q, smem, TILES)
         for n in range(PROLOGUE, count):     # n: number of the pair of tiles
             k_tile = ring.pair_at(smem, n)
             advance_pipeline(smem, barriers, n, count, qkv, k_col, k_col + G * D, row0 + k0, last)
             if n < 0:
                 continue
-            s = ops.multiply_abt(q, smem, k_tile, k_tile)            # S = Q K^T, both halves of Q
-            col_minus_row = i32(k0 + n * 64 + first_column() - r)
+            v_tile, col_minus_row = k_tile + TILE_BYTES, i32(k0 + n * 64 + first_column() - r)
+            s = multiply(q, smem, k_tile)    # S = Q K^T, for each tile of Q
             online_softmax(s, 0, acc, ACC_REGS, m, l, col_minus_row, scale2)
-            online_softmax(s, 1, acc, ACC_REGS, m, l, i32(col_minus_row - 64), scale2)
+            if TILES == 2:
+                online_softmax(s, 1, acc, ACC_REGS, m, l, i32(col_minus_row - 64), scale2)
             p = s                            # the same registers: P = 2^(scale2 (S - m))
-            for i in range(S_REGS):
+            for i in range(ALL_P_REGS):
                 p_pairs[i] = pack_bf16(p[2 * i], p[2 * i + 1])
-            v_tile = k_tile + TILE_BYTES
-            ops.accumulate_two(acc, p_pairs, v_tile, v_tile)         # O += P V
-        for i in range(4):
+            if TILES == 2:
+                ops.accumulate_two(acc, p_pairs, v_tile, v_tile)     # O += P V
+            else:
+                ops.accumulate_ab(acc, p_pairs, v_tile)
+        for i in range(THREAD_ROWS):
             t, total = r + i // 2 * 64 + i % 2 * 8, quad_sum(l[i])
             if t < T:
                 for j in range(CHUNKS):
@@ -543,7 +593,7 @@ def tensor_attention_dq(D, hopper, window):
             lse2[i] = lse[h, t] * LOG2E32
             if first_column() == 0 and r + 8 * i < T:
                 delta[h, t] = delta_of_row[i]
-        ops.load_fragments(a, smem)
+        ops.load_fragments(a, smem, 2)
         cuda.syncthreads()                   # all threads have read O: K may overwrite it
         for n in range(PROLOGUE, count):     # n: number of the pair of tiles
             k_tile = ring.pair_at(smem, n)
@@ -573,7 +623,8 @@ def tensor_attention_dkv(D, hopper, window):
     ops, ring, store_rotated = tile_ops(D, hopper), ring_of(D, hopper), store_rotated_of(D)
     load_two, _ = vector(2)
 
-    @cuda_kernel(launch_bounds=(128, 3 if hopper else 1))
+    # For D = 128, a thread needs all registers that it may have
+    @cuda_kernel(launch_bounds=(128, 3 if hopper and D < 128 else 1))
     def dkv(dqkv, delta, do, o, lse, qkv, cos, sin, T, HD, scale):
         """dK = sum_h dS^T Q as it was before RoPE, and dV = sum_h P^T dO.  The sums run over the
         query heads h that share this head of keys.  A block computes 64 keys.  Rows of S^T and dP^T
@@ -596,7 +647,7 @@ def tensor_attention_dkv(D, hopper, window):
             ops.issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
                            k_col + i * G * D)
         ops.wait(stationary, 0)              # K and V have arrived
-        ops.load_fragments(a, smem)
+        ops.load_fragments(a, smem, 2)
         end = min(T, k0 + TILE_ROWS - 1 + window) if window else T   # of the queries that see keys
         next_h, next_t, count = g * group, k0, group * ((end - k0 + 63) // 64)
         for n in range(PROLOGUE, count):     # n: number of the pair of tiles
@@ -652,13 +703,14 @@ def tensor_attention_dkv(D, hopper, window):
                 store_rotated(dqkv, acc, ACC_REGS + 2 * i, row0 + t, k_col, cos, sin, t, scale)
     return dkv
 
-def tensor_attention(D, hopper, operand=unchanged, window=0):
+def tensor_attention(D, hopper, operand=unchanged, window=0, tiles=1):
     """Returns the Attention for head size D, one of FAST_HEADS, and for a window: see
     `portable_attention`.
     hopper: use the copy engine and `wgmma`.  The function `operand` must then return tensor maps
-    of matrices, with boxes of TILE_ROWS rows"""
-    kernels = (make(D, hopper, window) for make in (tensor_attention_forward, tensor_attention_dq,
-                                            tensor_attention_dkv))
+    of matrices, with boxes of TILE_ROWS rows
+    tiles: `q_tiles` of forward"""
+    kernels = (tensor_attention_forward(D, hopper, window, tiles),
+               *(make(D, hopper, window) for make in (tensor_attention_dq, tensor_attention_dkv)))
     smem = (STATIONARY + 2 * STAGES) * 2 * TILE_ROWS * D + 1024      # 1,024: ALIGNMENT
-    return Attention(*kernels, operand=operand, rotates=True, block=128, rows=2 * TILE_ROWS,
+    return Attention(*kernels, operand=operand, rotates=True, block=128, rows=tiles * TILE_ROWS,
                      back_rows=TILE_ROWS, smem=smem, back_smem=smem)

@@ -3,12 +3,15 @@ nanoeuler_cuda.py returns if the GPU has tensor cores."""
 import functools
 
 import numpy as np
+from numba import cuda
 
 from bpe import need
 from nanoeuler_cuda import (
     attention_backward, attention_forward, Ops, to_device, transposed, view,
 )
-from nanoeuler_parts.tensor_cores.attention import FAST_HEADS, tensor_attention
+from nanoeuler_parts.tensor_cores.attention import (
+    FAST_HEADS, q_tiles, tensor_attention, WGMMA_HEADS,
+)
 from nanoeuler_parts.tensor_cores.epilogues import ADD, Plus, Polynomial, STORE
 from nanoeuler_parts.tensor_cores.matmul_mma import mma_product
 from nanoeuler_parts.tensor_cores.matmul_wgmma import wgmma_product
@@ -99,7 +102,7 @@ class TensorOps(Ops):
         else:
             super().matmul_dw(dw, dy, x)
 
-    def attention_kernels(self, qkv, T, D, window):
+    def attention_kernels(self, qkv, o, T, D, window):
         """Returns the Attention for these sequences of T rows, or None for the portable one.
 
         The copy engine fetches whole tiles.  If T is no multiple of TILE_ROWS, the last tile of a
@@ -108,17 +111,19 @@ class TensorOps(Ops):
         if qkv.dtype != np.uint16 or D not in FAST_HEADS:
             return None
         whole_tiles = T % TILE_ROWS == 0 or T == len(qkv)
-        if self.path == "wgmma" and D == 64 and whole_tiles:
+        tiles = q_tiles(D, o.size // D, cuda.get_current_device().MULTIPROCESSOR_COUNT)
+        if self.path == "wgmma" and D in WGMMA_HEADS and whole_tiles:
             boxes = functools.partial(self.map_of, box_rows=TILE_ROWS)
-            return tensor_attention(D, True, boxes, window)
-        return tensor_attention(D, False, window=window)
+            return tensor_attention(D, True, boxes, window, tiles)
+        return tensor_attention(D, False, window=window, tiles=tiles)
 
     def attention_forward(self, o, lse, qkv, T, D, window=0):
-        attention_forward(o, lse, qkv, T, D, window, self.attention_kernels(qkv, T, D, window))
+        kernels = self.attention_kernels(qkv, o, T, D, window)
+        attention_forward(o, lse, qkv, T, D, window, kernels)
 
     def attention_backward(self, dqkv, delta, do, o, lse, qkv, cos, sin, T, D, window=0):
-        attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D, window,
-                           self.attention_kernels(qkv, T, D, window))
+        kernels = self.attention_kernels(qkv, o, T, D, window)
+        attention_backward(dqkv, delta, do, o, lse, qkv, cos, sin, T, D, window, kernels)
 
     def product_of_each(self, out, a, b, symmetric=False):
         if each_fits(out, a, b):
@@ -146,7 +151,7 @@ class TensorOps(Ops):
                 for name, n in sizes.items() if n % 8]
         if cfg.head_dim not in FAST_HEADS:
             slow.append(f"attention, since head_dim is {cfg.head_dim}, not 32, 64 or 128")
-        if self.path == "wgmma" and cfg.head_dim == 64 and cfg.seq_len % TILE_ROWS:
+        if self.path == "wgmma" and cfg.head_dim in WGMMA_HEADS and cfg.seq_len % TILE_ROWS:
             slow.append(f"attention of several sequences, since seq_len is {cfg.seq_len}, not a "
                         f"multiple of {TILE_ROWS}: it takes mma instead of wgmma")
         return slow

@@ -13,6 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.cuda.extending import intrinsic
 
+from bpe import need
 from nanoeuler_parts.gpu.launches import inlined
 from nanoeuler_parts.gpu.numbers import asm_into, elements, u32, u64
 from nanoeuler_parts.tensor_cores.ptx import ptx
@@ -97,16 +98,17 @@ def descriptor(tile):
     return u64(SWIZZLE_128 | GROUP_STRIDE | PANEL_STRIDE) | u64(tile // CHUNK_BYTES)
 
 @functools.cache
-def wgmma(N, a_in, b_mn, count=1, adds="always"):
-    """Returns the device function acc [+]= A B of a warpgroup.  A is (64, 64) and B (64, N), both
+def wgmma(N, a_in, b_mn, count=1, adds="always", K=64):
+    """Returns the device function acc [+]= A B of a warpgroup.  A is (64, K) and B (K, N), both
     bfloat16; acc is (64, N), float32.     PTX wgmma.mma_async, sm_90a
 
     a_in     where A is: "rows" or "columns", tiles in shared memory, or "registers"; see below
     b_mn     whether the rows of B's tile run along N, and not along K
     count    how many such products are in flight at once
     adds     whether a product adds to acc: "always", "never", or "asked", by the last argument
+    K        64; or 128, if the rows of both tiles run along K: they have two panels then
 
-    One PTX instruction multiplies 16 of the 64 values of k.  Its operands are:
+    One PTX instruction multiplies 16 of the K values of k.  Its operands are:
 
         acc   (64, N)    float32, N / 2 registers per thread.  acc[i] of lane l of warp w is in row
                          16 w + l / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (l % 4) + i % 2: the
@@ -146,6 +148,11 @@ def wgmma(N, a_in, b_mn, count=1, adds="always"):
     along_k, along_mn = 32 // 16, 16 * 128 // 16         # to the next 16 of k, in units of 16 bytes
     a_step = along_mn if a_in == "columns" else along_k
     b_step = along_mn if b_mn else along_k
+    need(K == 64 or a_in == "rows" and not b_mn, "only rows along K may have several panels")
+
+    def offset(step, k):
+        """Returns where 16 values of k begin in an operand, in units of 16 bytes."""
+        return step * (k % 4) + int(PANEL_BYTES) // 16 * (k // 4)
 
     def registers(first, n):
         return "{" + ",".join(f"${first + j}" for j in range(n)) + "}"
@@ -157,18 +164,18 @@ def wgmma(N, a_in, b_mn, count=1, adds="always"):
                 f"wgmma.fence.sync.aligned; ")
         for i in range(count):
             sums = registers(acc_each * i, acc_each)
-            for k in range(4):
+            for k in range(K // 16):
                 if a_in_registers:
                     b = acc_total + i
                     a = registers(acc_total + count + 16 * i + 4 * k, 4)
                     a_transposed = ""        # the instruction lacks this field then
                 else:
                     b = acc_total + 2 * i + 1
-                    text += f"add.u64 a, ${b - 1}, {a_step * k}; "
+                    text += f"add.u64 a, ${b - 1}, {offset(a_step, k)}; "
                     a = "a"
                     a_transposed = f", {int(a_in == 'columns')}"
                 add = "1" if adds == "always" or k else "keep"
-                text += (f"add.u64 b, ${b}, {b_step * k}; wgmma.mma_async.sync.aligned."
+                text += (f"add.u64 b, ${b}, {offset(b_step, k)}; wgmma.mma_async.sync.aligned."
                          f"m64n{N}k16.f32.bf16.bf16 {sums}, {a}, b, "
                          f"{add}, 1, 1{a_transposed}, {int(b_mn)}; ")
         return text + "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"
