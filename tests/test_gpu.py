@@ -1,4 +1,5 @@
 """On a GPU: the program's own tests, equal bits, the CPU's numbers.  Skipped without one."""
+import functools
 import gzip
 import importlib.util
 import json
@@ -333,6 +334,7 @@ def test_tiles_of_each_width_have_the_same_bits(a_mn, b_mn, monkeypatch):
     if nc.kernel_path() != "wgmma":
         pytest.skip("narrow tiles are of path wgmma")
     from nanoeuler_parts.tensor_cores import matmul_wgmma
+    nc.open_device()
     rng, found = np.random.default_rng(1), []
     M, N, K = 200, 328, 712
     a = bf16_on_device(rng, *((K, M) if a_mn else (M, K)))
@@ -355,13 +357,14 @@ def test_blocks_of_one_and_of_two_tiles_have_the_same_bits(D, path, window):
     if path == "wgmma" != nc.kernel_path():
         pytest.skip("this GPU does not have path wgmma")
     from nanoeuler_parts.tensor_cores import attention
+    nc.open_device()
     rng, (B, T, H, G), found = np.random.default_rng(1), (2, 320, 4, 2), []
     qkv = bf16_on_device(rng, B * T, (H + 2 * G) * D)
-    ops = nc.make_ops(path)
+    ops, hopper = nc.make_ops(path), path == "wgmma"
+    operand = functools.partial(ops.map_of, box_rows=64) if hopper else nc.unchanged
     for tiles in 1, 2:
         o, lse = nc.new((B * T, H * D), np.uint16), nc.new((H, B * T), np.float32)
-        kernels = attention.tensor_attention(
-            D, path == "wgmma", lambda x: ops.map_of(x, 64) if path == "wgmma" else x, window, tiles)
+        kernels = attention.tensor_attention(D, hopper, operand, window, tiles)
         nc.attention_forward(o, lse, qkv, T, D, window, kernels)
         found.append([nc.to_host(o), nc.to_host(lse)])
     assert all(np.array_equal(x, y) for x, y in zip(*found, strict=True))
