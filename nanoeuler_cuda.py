@@ -1391,10 +1391,11 @@ class Ops:
         """Why tensor cores cannot compute some parts of a model of this shape: a list"""
         return []
 
-def make_ops(top=PATHS[-1]):
-    """Returns the Ops of the fastest path that this GPU supports, up to `top`."""
+def make_ops(top=PATHS[-1], overlaps=False):
+    """Returns the Ops of the fastest path that this GPU supports, up to `top`.
+    overlaps: see TensorOps"""
     path = kernel_path(top)
-    return Ops() if path == "portable" else tensor_cores().TensorOps(path)
+    return Ops() if path == "portable" else tensor_cores().TensorOps(path, overlaps)
 
 # columns: a slice of the columns of the logits.  w (columns, C): the matrix that computes them from
 # y.  dw: the gradient of w

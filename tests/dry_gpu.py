@@ -141,7 +141,10 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         columns = f["COLUMNS"]
         assert columns == 256 or not adds and not f["symmetric"]
         assert columns == 2 * f["SUMS"] == 64 * writes["BOXES"]
-        assert loads["STAGE_BYTES"] == f["STAGE_BYTES"] == 2 * 64 * (128 + columns)
+        panels = f["SLICE_K"] // 64
+        assert panels == (2 if columns < 256 and not (a_mn or b_mn) else 1)
+        assert loads["STAGE_BYTES"] == f["STAGE_BYTES"] == panels * 2 * 64 * (128 + columns)
+        assert loads["B_START"] == f["B_START"] == panels * 2 * 64 * 128
         assert b[1:3] == ((K, N) if b_mn else (N, K)) and b[4] == (64 if b_mn else columns)
         assert a[5] == b[5] == 2 and out[1:3] == (M, N) and out[4] == 64
         assert out[5] == (4 if adds else 2) and 1 <= splits
@@ -156,7 +159,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         computed = sum(not f["symmetric"] or i >= 2 * j for i in range(tiles(M, 128))
                        for j in range(tiles(N, columns)))
         assert M == N or not f["symmetric"]
-        self.runs(min(computed * n * splits, 46), 384, wgmma_smem(columns))
+        self.runs(min(computed * n * splits, 46), 384, wgmma_smem(columns, panels))
 
     def naive_matmul_kernel(self, out, x, w):
         assert (len(x), len(w)) == out.shape and x.shape[1] == w.shape[1]
@@ -545,6 +548,23 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
 
 def is_array(x):
     return isinstance(x, nc.DeviceNDArray)
+
+
+def functions_of(function, found):
+    """All functions of this project that one calls, by its global variables and its closure"""
+    function = getattr(function, "py_func", function)
+    if not hasattr(function, "__code__") or function in found:
+        return found
+    names = inspect.getclosurevars(function)
+    if function.__module__.split(".")[0] in ("nanoeuler_cuda", "nanoeuler_parts"):
+        found.add(function)
+        for value in (*names.globals.values(), *names.nonlocals.values()):
+            members = vars(value).values() if isinstance(value, ptx.DeviceFunctions) else [
+                value]
+            for member in members:
+                # an intrinsic's Python function is its `_defn`
+                functions_of(getattr(member, "_defn", member), found)
+    return found
 
 
 def name_of(kernel):

@@ -2,7 +2,6 @@
 import contextlib
 import functools
 import importlib
-import inspect
 import itertools
 import math
 import os
@@ -19,12 +18,13 @@ needs("numba_cuda")
 import bpe
 from numba.cuda.core import caching
 
-from dry_gpu import SMALL, dry_run, everything, everything_of_a_rank, lowest_rungs
+from dry_gpu import (
+    SMALL, dry_run, everything, everything_of_a_rank, functions_of, lowest_rungs,
+)
 
 import nanoeuler_cuda as nc
 from nanoeuler_parts.gpu import launches
 from nanoeuler_parts.gpu.place import Place
-from nanoeuler_parts.tensor_cores.ptx import DeviceFunctions
 
 
 def test_a_kernel_is_found_in_the_cache_by_another_process():
@@ -34,8 +34,8 @@ def test_a_kernel_is_found_in_the_cache_by_another_process():
             "from nanoeuler_parts.tensor_cores.epilogues import ADD, Polynomial, STORE\n"
             "class Codegen: magic_tuple = staticmethod(lambda: ())\n"
             "for make, *args in (\n"
-            "        (matmul_wgmma.wgmma_kernel, 0, 0, STORE, False, False, 128),\n"
-            "        (matmul_wgmma.wgmma_kernel, 0, 1, ADD, False, False, 256),\n"
+            "        (matmul_wgmma.wgmma_kernel, 0, 0, STORE, False, False, 128, 2),\n"
+            "        (matmul_wgmma.wgmma_kernel, 0, 1, ADD, False, False, 256, 1),\n"
             "        (matmul_mma.mma_kernel, 0, 0, Polynomial(1.0, 2.0, 3.0), True),\n"
             "        (nc.embedding_backward_kernel, 4),\n"
             "        (nc.rmsnorm_kernels, 768, 8), (nc.rope_kernel, 8), (nc.swiglu_kernels, 8),\n"
@@ -64,7 +64,7 @@ def test_kernels_are_kept_only_where_there_is_a_place_for_them(kept, tmp_path):
             "from nanoeuler_parts.tensor_cores.epilogues import STORE\n"
             "kernels = [nc.matmul_kernel, *nc.rmsnorm_kernels(64, 8),\n"
             "           matmul_mma.mma_kernel(0, 0, STORE, False),\n"
-            "           matmul_wgmma.wgmma_kernel(0, 0, STORE, False, False, 256),\n"
+            "           matmul_wgmma.wgmma_kernel(0, 0, STORE, False, False, 256, 1),\n"
             "           attention.tensor_attention(64, False).forward]\n"
             "print(*{type(k._cache).__name__ for k in kernels})\n")
     env = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path))
@@ -97,22 +97,6 @@ def save_in_turns(files, order):
         assert done.acquire(timeout=60)
     for thread in threads:
         thread.join()
-
-
-def functions_of(function, found):
-    """All functions of this project that one calls, by its global variables and its closure"""
-    function = getattr(function, "py_func", function)
-    if not hasattr(function, "__code__") or function in found:
-        return found
-    names = inspect.getclosurevars(function)
-    if function.__module__.split(".")[0] in ("nanoeuler_cuda", "nanoeuler_parts"):
-        found.add(function)
-        for value in (*names.globals.values(), *names.nonlocals.values()):
-            members = vars(value).values() if isinstance(value, DeviceFunctions) else [value]
-            for member in members:
-                # an intrinsic's Python function is its `_defn`
-                functions_of(getattr(member, "_defn", member), found)
-    return found
 
 
 @functools.cache

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from dry_gpu import (BIASED, KINDS, LLAMA, RUNS, SMALL, blank, constants, dry_run, everything,
-                     everything_of_a_rank, extent, is_array, kernels_of,
-                     lowest_rungs, step, ways)
+                     everything_of_a_rank, extent, functions_of, is_array, kernels_of,
+                     lowest_rungs, name_of, step, ways)
 from helpers import ROOT, TINY, drawn, slow
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +22,8 @@ from numba import cuda
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.selftests.run import all_cases
-from nanoeuler_parts.decode import steps
+from nanoeuler_parts.decode import prompts as prompts_module, steps
+from nanoeuler_parts.tensor_cores import matmul_wgmma, ptx
 from nanoeuler_parts.tensor_cores.ops import SEMAPHORES
 from nanoeuler_parts.decode.attend import heads_per_block, keys_per_split, MERGE_FROM
 from nanoeuler_parts.decode.products import TURNS_AT_ONCE, whole_smem
@@ -108,6 +109,32 @@ def test_only_steps_of_rows_on_hopper_overlap(dry, monkeypatch):
         assert launches.dispatcher.LaunchConfig(grid=1, block=1).programmatic_stream_serialization
         1 / 0
     assert launches.dispatcher.LaunchConfig is plain
+
+
+@pytest.mark.parametrize("head_dim", [64, 32])
+def test_kernels_of_a_prompt_that_overlap_wait_for_the_one_before(head_dim, dry, monkeypatch):
+    """A kernel that starts early and does not wait would read what is not there yet.  Attention of
+    heads of 32 is on path mma, which does not wait."""
+    plain, found = launches.dispatcher.LaunchConfig, []
+
+    def seen(kernel, *args, launch=launches.launch, **config):
+        found.append((kernel, launches.dispatcher.LaunchConfig is not plain))
+        launch(kernel, *args, **config)
+    for module in nc, matmul_wgmma, prompts_module:
+        monkeypatch.setattr(module, "launch", seen)
+    dry.gpu.compute_capability = (9, 0)
+    cfg = replace(SMALL, head_dim=head_dim, seq_len=128)
+    decoder = nc.make_decoder(cfg, np.zeros(ne.n_params(cfg), np.float32), "bf16")
+    found.clear()
+    decoder.read([ne.Part(0, [0] * 100)])
+    early = [name_of(kernel) for kernel, overlaps in found if overlaps]
+    products = ["wgmma_kernel_kernel"] * 4
+    attention = ["tensor_attention_forward_forward"] * (head_dim == 64)
+    of_a_layer = [*products, *attention, "rotate_and_keep_kernel_rotate_and_keep"]
+    assert sorted(early) == sorted(of_a_layer * cfg.n_layer + ["product_kernels_logits"])
+    for kernel, overlaps in found:
+        waits = ptx.after_previous.py_func in functions_of(kernel, set())
+        assert waits or not overlaps, name_of(kernel)
 
 
 @pytest.mark.parametrize("name, reason", [("head_dim 34", "head_dim is 34"), ("odd", "n_embd is")])

@@ -224,14 +224,14 @@ def test_pieces_cover_each_tile_and_each_slice_once(rows, columns, M, N, K, spli
     down, across, slices = -(-M // rows), -(-N // columns), -(-K // 64)
     found = Counter()
     for piece in range(down * across * splits):
-        m, n, first, end = map(int, tile_at(piece, M, N, K, splits, rows, columns))
+        m, n, first, end = map(int, tile_at(piece, M, N, K, splits, rows, columns, 64))
         assert splits > slices or first < end
         found.update((m, n, k) for k in range(first, end))
     assert found == Counter((m, n, k) for m in range(0, M, rows) for n in range(0, N, columns)
                             for k in range(slices))
     for before, after in zip(range(splits - 1), range(1, splits)):       # the order of the sums
-        *_, end = tile_at(before * down * across, M, N, K, splits, rows, columns)
-        *_, first, _ = tile_at(after * down * across, M, N, K, splits, rows, columns)
+        *_, end = tile_at(before * down * across, M, N, K, splits, rows, columns, 64)
+        *_, first, _ = tile_at(after * down * across, M, N, K, splits, rows, columns, 64)
         assert end == first
 
 
@@ -388,21 +388,22 @@ def test_a_chunk_is_16_bytes_and_a_row_128():
 def test_shared_memory_of_products_adds_up():
     a, b, sums = 128 * 64 * 2, 256 * 64 * 2, 64 * 256 * 2
     assert matmul_mma.MMA_SMEM == 3 * (a + a) + 1024
-    assert matmul_wgmma.wgmma_smem(256) == 3 * (a + b) + 2 * sums + 2 * 3 * 8 + 1024
-    assert matmul_wgmma.wgmma_smem(128) == 5 * (a + a) + 2 * a + 2 * 5 * 8 + 1024
-    assert matmul_wgmma.wgmma_smem(64) == 7 * (a + a // 2) + a + 2 * 7 * 8 + 1024
-    assert all(matmul_wgmma.wgmma_smem(columns) <= 227 << 10 for columns in matmul_wgmma.STAGES)
+    smem = matmul_wgmma.wgmma_smem
+    assert smem(256, 1) == 3 * (a + b) + 2 * sums + 2 * 3 * 8 + 1024
+    assert smem(128, 1) == 5 * (a + a) + 2 * a + 2 * 5 * 8 + 1024
+    assert smem(64, 2) == 4 * 2 * (a + a // 2) + a + 2 * 4 * 8 + 1024
+    assert all(smem(*shape) <= 227 << 10 for shape in matmul_wgmma.STAGES)
     assert one_tile.ONE_TILE_SMEM == 2 * 64 * 64 * 2 + 1024
     assert 4 * 4 * 64 * 64 <= matmul_mma.MMA_SMEM - 1024     # four warps stage 64 x 64 float32 sums
 
 
-@pytest.mark.parametrize("columns", matmul_wgmma.STAGES)
+@pytest.mark.parametrize("columns, panels", matmul_wgmma.STAGES)
 @pytest.mark.parametrize("epilogue", [STORE, ADD])
-def test_the_parts_of_shared_memory_do_not_overlap(epilogue, columns):
+def test_the_parts_of_shared_memory_do_not_overlap(epilogue, columns, panels):
     """The kernel for wgmma has some stages, two stagings, and two barriers of 8 bytes per stage.
     Their addresses are computed as in the kernel."""
-    kernel, stages = (matmul_wgmma.wgmma_kernel(0, 0, epilogue, False, False, columns),
-                      matmul_wgmma.STAGES[columns])
+    kernel, stages = (matmul_wgmma.wgmma_kernel(0, 0, epilogue, False, False, columns, panels),
+                      matmul_wgmma.STAGES[columns, panels])
     tree = ast.parse(textwrap.dedent(inspect.getsource(kernel.py_func)))
     env = {**kernel.py_func.__globals__, **constants(kernel), "u32": int, "dynamic_smem": lambda: 0}
     for node in ast.walk(tree):
@@ -410,7 +411,7 @@ def test_the_parts_of_shared_memory_do_not_overlap(epilogue, columns):
                                                                 "empty"}:
             exec(compile(ast.Module([node], []), "kernel", "exec"), env)
     barrier_of = as_python(pipeline.pipeline_of(stages).barrier)
-    parts = [(stage * int(env["STAGE_BYTES"]), 128 * 64 * 2 + columns * 64 * 2)
+    parts = [(stage * int(env["STAGE_BYTES"]), panels * (128 * 64 * 2 + columns * 64 * 2))
              for stage in range(stages)]
     parts += [(env["staging"] + half * int(env["STAGING_BYTES"]), 64 * columns * 2)
               for half in (0, 1)]
@@ -420,16 +421,29 @@ def test_the_parts_of_shared_memory_do_not_overlap(epilogue, columns):
     for start, size in sorted(parts):
         assert start >= end
         end = start + size
-    assert end + ptx.ALIGNMENT <= matmul_wgmma.wgmma_smem(columns)
+    assert end + ptx.ALIGNMENT <= matmul_wgmma.wgmma_smem(columns, panels)
 
 
-@pytest.mark.parametrize("columns", matmul_wgmma.STAGES)
+@pytest.mark.parametrize("columns, panels", matmul_wgmma.STAGES)
 @pytest.mark.parametrize("a_mn, b_mn", [*itertools.product((0, 1), (0, 1))])
-def test_a_barrier_expects_the_bytes_of_its_boxes(a_mn, b_mn, columns):
+def test_a_barrier_expects_the_bytes_of_its_boxes(a_mn, b_mn, columns, panels):
     """A box has 64 columns of bfloat16, and BK or all rows of the tile."""
-    known = constants(matmul_wgmma.slice_loader(a_mn, b_mn, False, columns))
-    rows = known["a_loads"] * (64 if a_mn else 128) + known["b_loads"] * (64 if b_mn else columns)
+    if panels == 2 and (a_mn or b_mn):
+        return                               # such slices have one panel
+    load, found = matmul_wgmma.slice_loader(a_mn, b_mn, False, columns, panels), []
+    known = constants(load)
+    a_box, b_box = (64 if mn else rows for mn, rows in ((a_mn, 128), (b_mn, columns)))
+    rows = known["a_loads"] * a_box + known["b_loads"] * b_box
     assert rows * 64 * 2 == known["STAGE_BYTES"]
+    as_python(load, global_address=lambda x: x, mbarrier_expect=lambda *args: None,
+              load_box=lambda *args: found.append(args))(0, "A", "B", 0, 1000, 2000, 300, None)
+    at = 0                                   # boxes lie one behind the other
+    for to, operand, column, row, *_ in found:
+        assert to == at
+        at += 2 * 64 * (a_box if operand == "A" else b_box)
+        mn, along_mn = (a_mn, 1000) if operand == "A" else (b_mn, 2000)
+        assert row == (300 if mn else along_mn) and (column - (along_mn if mn else 300)) % 64 == 0
+    assert at == known["STAGE_BYTES"] and len({call[1:4] for call in found}) == len(found)
 
 
 def test_the_ring_visits_each_stage_in_turn():
@@ -452,20 +466,21 @@ def test_splits_are_some_and_at_most_the_slices(tiles_, slices, blocks):
 
 @pytest.mark.parametrize("M, N, K, count, columns", [
     (512, 768, 2048, 1, 64), (512, 1280, 768, 1, 64),    # a prompt of 512 in base
+    (512, 4096, 1024, 1, 128), (512, 6144, 1024, 1, 256),        # and in the shape of Qwen3 0.6B
     (32768, 1280, 768, 1, 256), (32768, 4096, 768, 1, 256), (16384, 768, 768, 1, 256)])
 def test_a_product_with_few_tiles_has_narrow_ones(M, N, K, count, columns):
     assert scheduler.tile_columns(M, N, K, count, 132) == columns
 
 
-@pytest.mark.parametrize("columns", matmul_wgmma.STAGES)
+@pytest.mark.parametrize("columns, panels", matmul_wgmma.STAGES)
 @pytest.mark.parametrize("M, N", [(512, 768), (130, 200), (128, 64), (1, 8)])
-def test_tiles_of_each_width_cover_the_output_once(M, N, columns):
-    product = scheduler.scheduler_of(False, False, columns)
+def test_tiles_of_each_width_cover_the_output_once(M, N, columns, panels):
+    product = scheduler.scheduler_of(False, False, columns, 64 * panels)
     tiles_ = int(as_python(product.tiles_in)(M, N))
     locate = as_python(product.locate, tile_at=as_python(scheduler.tile_at))
     seen = np.zeros((M, N), int)
     for piece in range(tiles_):
         _, m, n, first, end = map(int, locate(piece, tiles_, M, N, 72, 1))
-        assert m < M and n < N and (first, end) == (0, 2)
+        assert m < M and n < N and (first, end) == (0, 3 - panels)
         seen[m:m + 128, n:n + columns] += 1
     assert (seen == 1).all() and tiles_ == scheduler.tiles_of(M, N, False, columns)

@@ -18,7 +18,7 @@ from nanoeuler_parts.tensor_cores import matmul_wgmma, tiles
 from nanoeuler_parts.tensor_cores.epilogues import STORE
 from nanoeuler_parts.tensor_cores.scheduler import BN, lower_tile_at, tiles_of
 
-KERNEL = matmul_wgmma.wgmma_kernel(0, 0, STORE, True, True, BN)
+KERNEL = matmul_wgmma.wgmma_kernel(0, 0, STORE, True, True, BN, 1)
 WRITER = vars(matmul_wgmma.wgmma_writer(False, True, BN))
 
 
@@ -83,7 +83,7 @@ def test_sums_are_staged_as_they_are_or_mirrored():
     assert np.array_equal(found, sums.T.reshape(4, 64, 64))
 
 
-@pytest.mark.parametrize("columns", matmul_wgmma.STAGES)
+@pytest.mark.parametrize("columns", [256, 128, 64])
 def test_sums_of_narrow_tiles_are_staged(columns):
     sums = np.arange(64 * columns).reshape(64, columns)
     writer = vars(matmul_wgmma.wgmma_writer(False, True, columns))
@@ -93,7 +93,7 @@ def test_sums_of_narrow_tiles_are_staged(columns):
     assert np.array_equal(found, sums.reshape(64, -1, 64).swapaxes(0, 1))
 
 
-@pytest.mark.parametrize("columns", matmul_wgmma.STAGES)
+@pytest.mark.parametrize("columns", [256, 128, 64])
 def test_sums_in_float32_are_staged_in_two_passes(columns):
     """A box of 64 x 32 numbers has rows of 128 bytes, like one of 64 x 64 in bfloat16."""
     sums = np.arange(64 * columns).reshape(64, columns)

@@ -6,6 +6,7 @@ kernels are bfloat16, as in PyTorch, and keys and values are rounded to it, so t
 from those of the same tokens read one by one.  The bits of a position depend only on the tokens up
 to it.  They are the same alone, in a batch, with drafts, and in pieces (RowsDecoder.read_pieces).
 """
+import contextlib
 import functools
 
 import numpy as np
@@ -13,8 +14,9 @@ from numba import cuda
 
 from nanoeuler_cuda import embedding_forward, LayerBuffers, Layers, new, view, width, window_of
 from nanoeuler_parts.decode.table import AT_ONCE, upload
-from nanoeuler_parts.gpu.launches import cuda_kernel, Graph, launch, made_once
+from nanoeuler_parts.gpu.launches import cuda_kernel, Graph, launch, made_once, overlapping
 from nanoeuler_parts.gpu.numbers import vector
+from nanoeuler_parts.tensor_cores.ptx import after_previous, at_once
 
 BY_ROWS = AT_ONCE                            # longest beginning of a slot that is read by rows
 
@@ -88,14 +90,17 @@ class Prompts(Layers):
     def rotate_and_attend(self, l, b):
         """Keeps k and v of the prompt's tokens in the slot, and attends to those in b.qkv."""
         size, T = self.size, len(b.qkv)
-        launch(rotate_and_keep_kernel(width(size.D // 2)), b.qkv, self.kc[l], self.vc[l], self.cos,
-               self.sin, self.slot_and_ids, grid=T, block=128)
+        hopper = self.ops.path == "wgmma"
+        with overlapping() if hopper else contextlib.nullcontext():
+            launch(rotate_and_keep_kernel(width(size.D // 2), hopper), b.qkv, self.kc[l],
+                   self.vc[l], self.cos, self.sin, self.slot_and_ids, grid=T, block=128)
         self.ops.attention_forward(b.att, view(self.lse, 0, (size.H, T)), b.qkv, T, size.D,
                                    self.window)
 
 @made_once
-def rotate_and_keep_kernel(W):
+def rotate_and_keep_kernel(W, hopper):
     load, store = vector(W)
+    take_turn = after_previous if hopper else at_once
 
     @cuda_kernel
     def rotate_and_keep(qkv, kc, vc, cos, sin, slot_and_ids):
@@ -104,6 +109,7 @@ def rotate_and_keep_kernel(W):
         One block per row, W pairs per thread.     grid T, 128 threads
         qkv (T, QKV), kc, vc (slots, G, context, D) of a layer, cos, sin (T, D / 2)
         slot_and_ids: slot, number of tokens, tokens"""
+        take_turn()
         t, (_, G, context, D) = cuda.blockIdx.x, kc.shape
         QKV, half = qkv.shape[1], D // 2
         H = QKV // D - 2 * G

@@ -209,7 +209,7 @@ class RowSteps:
             for kind in [kind for kind in self.graphs if kind.from_prompt]:
                 del self.graphs[kind]        # these graphs read x of the old Prompts
             self.prompts = None              # frees its memory before more is allocated
-            self.prompts = Prompts(self, T, make_ops(self.top))
+            self.prompts = Prompts(self, T, make_ops(self.top, overlaps=True))
         self.in_flight = True
         self.prompts.read(slot, ids)
         found = []

@@ -20,10 +20,9 @@ from nanoeuler_parts.gpu.mma import column_of, first_column, first_row, mma, whi
 from nanoeuler_parts.gpu.numbers import exp2, f32, i32, LOG2E, u16, u32, u64, value, vector
 from nanoeuler_parts.tensor_cores.pipeline import pipeline_of
 from nanoeuler_parts.tensor_cores.ptx import (
-    bit, cp_async, cp_async_4, cp_async_wait_all, DeviceFunctions, dynamic_smem, global_address,
-    lane_id, leads_block, map_fence, mbarrier_expect, mbarrier_fence, mbarrier_init,
-    mbarrier_wait, pack_bf16, shared_address, store_pair, thread_id, tma_load,
-    warp_id,
+    after_previous, bit, cp_async, cp_async_4, cp_async_wait_all, DeviceFunctions, dynamic_smem,
+    global_address, lane_id, leads_block, map_fence, mbarrier_expect, mbarrier_fence, mbarrier_init,
+    mbarrier_wait, pack_bf16, shared_address, store_pair, thread_id, tma_load, warp_id,
 )
 from nanoeuler_parts.tensor_cores.tiles import (
     BF16_PER_CHUNK, CHUNK_BYTES, descriptor, ldmatrix_columns, ldmatrix_rows, PANEL_BYTES, swizzled,
@@ -80,8 +79,9 @@ class TileOps(DeviceFunctions):
     """The operations that the kernels below need, to copy and to multiply tiles.
 
     set_up(loads) -> smem, barriers
-        Initializes the barriers.  Returns the addresses of dynamic shared memory and of the
-        barriers.  loads: how many stationary tiles will be loaded
+        Initializes the barriers, and waits for the kernel before if launches overlap.  Returns the
+        addresses of dynamic shared memory and of the barriers.  loads: how many stationary tiles
+        will be loaded
     fence_map(source)
         Must be called before the first load from `source`, a matrix or its tensor map.
     issue_load(barrier, tile, source, row, last, col)
@@ -269,6 +269,7 @@ def wgmma_tile_ops(D):
             mbarrier_init(pipeline.barrier(barriers, STAGES), u32(loads))
             mbarrier_fence()
         cuda.syncthreads()                   # the barriers are initialized
+        after_previous()
         return smem, barriers
 
     @inlined

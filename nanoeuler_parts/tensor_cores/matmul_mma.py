@@ -309,7 +309,7 @@ def mma_kernel(a_mn, b_mn, epilogue, batched):
         acc, piece = filled(128, f32(0)), u32(cuda.blockIdx.x)
         if adds and splits > 1:
             piece = claim_piece(semaphores)
-        m0, n0, first, end = tile_at(piece, M, N, K, u32(splits), MMA_TILE, MMA_TILE)
+        m0, n0, first, end = tile_at(piece, M, N, K, u32(splits), MMA_TILE, MMA_TILE, BK)
         lane, warp = lane_id(), warp_id()
         warp_m, warp_n = u32(64) * bit(warp, 0), u32(64) * (warp >> u32(1))      # in the tile
         multiply_slices(acc, smem, a, b, m0, n0, first, end, warp_m, warp_n)

@@ -16,12 +16,12 @@ from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, launch, made_once
 from nanoeuler_parts.gpu.numbers import f32, u32
 from nanoeuler_parts.tensor_cores.pipeline import pipeline_of
 from nanoeuler_parts.tensor_cores.ptx import (
-    ALIGNMENT, bit, DeviceFunctions, dynamic_smem, fence_async, fence_async_global, give_registers,
-    global_address, lane_id, leads_block, leads_warp, leads_warpgroup, map_fence, mbarrier_arrive,
-    MBARRIER_BYTES, mbarrier_expect, mbarrier_fence, mbarrier_init, mbarrier_wait, next_turn,
-    pack_bf16, semaphore_acquire, semaphore_at, semaphore_release, store_two, take_registers,
-    tma_add, tma_commit, tma_load, tma_load_3d, tma_store, tma_store_3d, tma_wait_read,
-    tma_wait_written, warp_id, warpgroup_barrier, warpgroup_id,
+    after_previous, ALIGNMENT, bit, DeviceFunctions, dynamic_smem, fence_async, fence_async_global,
+    give_registers, global_address, lane_id, leads_block, leads_warp, leads_warpgroup, map_fence,
+    mbarrier_arrive, MBARRIER_BYTES, mbarrier_expect, mbarrier_fence, mbarrier_init, mbarrier_wait,
+    next_turn, pack_bf16, semaphore_acquire, semaphore_at, semaphore_release, store_two,
+    take_registers, tma_add, tma_commit, tma_load, tma_load_3d, tma_store, tma_store_3d,
+    tma_wait_read, tma_wait_written, warp_id, warpgroup_barrier, warpgroup_id,
 )
 from nanoeuler_parts.tensor_cores.scheduler import (
     BK, BM, BN, scheduler_of, splits_for, tile_columns, tiles_of, WGMMA_TURN_TIME,
@@ -42,27 +42,29 @@ from nanoeuler_parts.tensor_cores.tiles import (
 #     full[3]      mbarriers: the slices of a stage have landed
 #     empty[3]     mbarriers: both consumers have read the stage
 #
-# A product with few tiles has narrower ones (`tile_columns`).  Slices of B are smaller then, and
-# the ring has more stages.
+# A product with few tiles has narrower ones (`tile_columns`).  Its slices of B are smaller, so the
+# ring has more stages.  If the rows of A and B run along K, a slice then has two panels, which are
+# two of the slices above.  There is so little to multiply that each wait for a slice counts.
 #
 # Slices of A and B flow through the ring.  Phases of full[stage] end when the producer has arrived
 # and the bytes of both slices have landed, phases of empty[stage] when the eight warps of the
 # consumers have arrived: see pipeline.py.
-A_BYTES = np.uint32(2 * BM * BK)             # a slice of A
-STAGES = {256: 3, 128: 5, 64: 7}             # of the ring, for each number of columns of a tile
+A_BYTES = np.uint32(2 * BM * BK)             # a panel of a slice of A
+# (columns of a tile, panels of a slice): stages of the ring
+STAGES = {(256, 1): 3, (128, 1): 5, (64, 1): 7, (128, 2): 3, (64, 2): 4}
 
-def stage_bytes(columns):
+def stage_bytes(columns, panels):
     """The bytes of a stage: slices of A and B"""
-    return np.uint32(2 * (BM + columns) * BK)
+    return np.uint32(2 * (BM + columns) * BK * panels)
 
 def staging_bytes(columns):
     """The bytes of the results that one warpgroup stores at once"""
     return np.uint32(2 * 64 * columns)
 
-def wgmma_smem(columns):
-    """The bytes of shared memory of a block, for tiles with this number of columns"""
-    stage = stage_bytes(columns) + np.uint32(2 * MBARRIER_BYTES)
-    return int(STAGES[columns] * stage + 2 * staging_bytes(columns)) + ALIGNMENT
+def wgmma_smem(columns, panels):
+    """The bytes of shared memory of a block, for tiles and slices of these sizes"""
+    stage = stage_bytes(columns, panels) + np.uint32(2 * MBARRIER_BYTES)
+    return int(STAGES[columns, panels] * stage + 2 * staging_bytes(columns)) + ALIGNMENT
 
 EIGHT_ROWS = ROW_BYTES * np.uint32(8)
 FULL_ARRIVALS = np.uint32(1)                 # the producer's thread, with the bytes it announces
@@ -70,12 +72,14 @@ EMPTY_ARRIVALS = np.uint32(8)                # one lane of each warp of the two 
 
 # ---- The loads of a slice
 @functools.cache
-def slice_loader(a_mn, b_mn, batched, columns):
+def slice_loader(a_mn, b_mn, batched, columns, panels):
     """Makes the device function load_slice for two layouts of A and B.
-    columns: those of a tile"""
-    STAGE_BYTES = stage_bytes(columns)
-    # TMA loads per slice: one, if its rows run along K; otherwise one for each panel of 64 columns
-    a_loads, b_loads = (BM // 64 if a_mn else 1), (columns // 64 if b_mn else 1)
+    columns: those of a tile     panels: those of a slice"""
+    STAGE_BYTES, B_START = stage_bytes(columns, panels), A_BYTES * np.uint32(panels)
+    # One TMA load for each panel: 64 values of k, if the rows run along K, else 64 of m or n
+    a_loads, b_loads = (BM // 64 if a_mn else panels), (columns // 64 if b_mn else panels)
+    A_PANEL, B_PANEL = (PANEL_BYTES if a_mn else A_BYTES), (
+        PANEL_BYTES if b_mn else np.uint32(2 * columns * BK))
 
     @inlined
     def load_box(to, map, column, row, z, barrier):
@@ -91,11 +95,11 @@ def slice_loader(a_mn, b_mn, batched, columns):
         buffer: address of the stage     ready: its mbarrier `full`"""
         mbarrier_expect(ready, STAGE_BYTES)
         for j in range(a_loads):
-            column, row = (m + u32(64 * j), k) if a_mn else (k, m)
-            load_box(buffer + PANEL_BYTES * u32(j), global_address(map_a), column, row, z, ready)
+            column, row = (m + u32(64 * j), k) if a_mn else (k + u32(64 * j), m)
+            load_box(buffer + A_PANEL * u32(j), global_address(map_a), column, row, z, ready)
         for j in range(b_loads):
-            column, row = (n + u32(64 * j), k) if b_mn else (k, n)
-            load_box(buffer + A_BYTES + PANEL_BYTES * u32(j), global_address(map_b), column, row, z,
+            column, row = (n + u32(64 * j), k) if b_mn else (k + u32(64 * j), n)
+            load_box(buffer + B_START + B_PANEL * u32(j), global_address(map_b), column, row, z,
                      ready)
     return load_slice
 
@@ -212,18 +216,20 @@ def wgmma_writer(adds, batched, COLUMNS):
 
 # ---- The kernel
 @made_once
-def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric, COLUMNS):
+def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric, COLUMNS, PANELS):
     """Makes the kernel of path `wgmma` for two layouts of A and B, and an Epilogue.
     batched: the tensor maps are those of arrays of matrices, (n, ..)
     symmetric: all outputs are symmetric; COLUMNS must be 256 then
-    COLUMNS: those of a tile, 256, 128 or 64"""
-    scheduler = scheduler_of(batched, symmetric, COLUMNS)
-    load_slice = slice_loader(a_mn, b_mn, batched, COLUMNS)
+    COLUMNS: those of a tile, 256, 128 or 64     PANELS: those of a slice, 1 or 2"""
+    SLICE_K = BK * PANELS
+    scheduler = scheduler_of(batched, symmetric, COLUMNS, SLICE_K)
+    load_slice = slice_loader(a_mn, b_mn, batched, COLUMNS, PANELS)
     writer = wgmma_writer(epilogue.adds, batched, COLUMNS)
     changes, change = epilogue.changes, epilogue.make_change()
-    multiply = wgmma(COLUMNS, "columns" if a_mn else "rows", b_mn, adds="asked")
-    SUMS, BARRIERS = COLUMNS // 2, STAGES[COLUMNS]
-    STAGE_BYTES, STAGING_BYTES = stage_bytes(COLUMNS), staging_bytes(COLUMNS)
+    multiply = wgmma(COLUMNS, "columns" if a_mn else "rows", b_mn, adds="asked", K=SLICE_K,
+                     panels=(A_BYTES, 2 * COLUMNS * BK))
+    SUMS, BARRIERS, B_START = COLUMNS // 2, STAGES[COLUMNS, PANELS], A_BYTES * np.uint32(PANELS)
+    STAGE_BYTES, STAGING_BYTES = stage_bytes(COLUMNS, PANELS), staging_bytes(COLUMNS)
     pipeline = pipeline_of(BARRIERS)
 
     @inlined
@@ -252,6 +258,7 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric, COLUMNS):
             map_fence(global_address(map_b))
             map_fence(global_address(map_out))
         cuda.syncthreads()                   # the barriers are initialized
+        after_previous()
         tiles = scheduler.tiles_in(M, N)
         pieces = tiles * u32(count) * u32(splits)
         piece = u32(cuda.blockIdx.x)
@@ -260,7 +267,7 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric, COLUMNS):
             while piece < pieces and leads_block():
                 z, m, n, first, end = scheduler.locate(piece, tiles, M, N, K, splits)
                 for s in range(first, end):
-                    buffer, k = start + stage * STAGE_BYTES, u32(s) * u32(BK)
+                    buffer, k = start + stage * STAGE_BYTES, u32(s) * u32(SLICE_K)
                     ready = pipeline.barrier(full, stage)
                     mbarrier_wait(pipeline.barrier(empty, stage), parity ^ u32(1))
                     load_slice(buffer, map_a, map_b, z, m, n, k, ready)
@@ -280,7 +287,7 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric, COLUMNS):
                     buffer = start + stage * STAGE_BYTES
                     mbarrier_wait(pipeline.barrier(full, stage), parity)
                     multiply(acc, descriptor(buffer + row0_of_half * ROW_BYTES),
-                             descriptor(buffer + A_BYTES), u32(s) - u32(first))
+                             descriptor(buffer + B_START), u32(s) - u32(first))
                     if leads_warp():
                         mbarrier_arrive(pipeline.barrier(empty, stage))
                     stage, parity = pipeline.advance(stage, parity)
@@ -315,11 +322,12 @@ def wgmma_product(map_of, out, a, b, a_mn, b_mn, epilogue, x, semaphores, symmet
     K = a.shape[-2] if a_mn else a.shape[-1]
     blocks, [count] = cuda.get_current_device().MULTIPROCESSOR_COUNT, n or [1]
     columns = BN if symmetric or epilogue.adds else tile_columns(M, N, K, count, blocks)
+    panels = 2 if columns < BN and not a_mn and not b_mn else 1
     tiles = tiles_of(M, N, symmetric, columns)
     splits = splits_for(tiles, K, semaphores, WGMMA_TURN_TIME, blocks) if epilogue.adds else 1
     map_a, map_b = map_of(a, BK if a_mn else BM), map_of(b, BK if b_mn else columns)
     unused = map_a
-    launch(wgmma_kernel(a_mn, b_mn, epilogue, bool(n), symmetric, columns), map_a, map_b,
+    launch(wgmma_kernel(a_mn, b_mn, epilogue, bool(n), symmetric, columns, panels), map_a, map_b,
            map_of(out, 64), semaphores if epilogue.adds else unused, unused if x is None else x,
            M, N, K, count, splits, grid=min(tiles * count * splits, blocks), block=384,
-           smem=wgmma_smem(columns), resident=splits > 1)
+           smem=wgmma_smem(columns, panels), resident=splits > 1)

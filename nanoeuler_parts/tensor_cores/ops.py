@@ -1,5 +1,6 @@
 """The products and the attention of a model on tensor cores: TensorOps, which `make_ops` of
 nanoeuler_cuda.py returns if the GPU has tensor cores."""
+import contextlib
 import functools
 
 import numpy as np
@@ -7,8 +8,9 @@ from numba import cuda
 
 from bpe import need
 from nanoeuler_cuda import (
-    attention_backward, attention_forward, Ops, to_device, transposed, view,
+    attention_backward, attention_forward, Ops, to_device, transposed, unchanged, view,
 )
+from nanoeuler_parts.gpu.launches import overlapping
 from nanoeuler_parts.tensor_cores.attention import (
     FAST_HEADS, q_tiles, tensor_attention, WGMMA_HEADS,
 )
@@ -44,10 +46,13 @@ def each_fits(*batches):
 
 class TensorOps(Ops):
     """Ops on path `mma` or `wgmma`.  They call the functions of nanoeuler_cuda.py for matrices that
-    tensor cores cannot multiply."""
+    tensor cores cannot multiply.
 
-    def __init__(self, path):
-        self.path = path
+    overlaps    kernels of path `wgmma` may start before the kernel before them has ended.  This
+                saves about a microsecond per launch, which matters to kernels of a few"""
+
+    def __init__(self, path, overlaps=False):
+        self.path, self.overlaps = path, overlaps
         self.maps = {}                       # tensor maps of the matrices that it has been given
 
     @functools.cached_property
@@ -79,9 +84,15 @@ class TensorOps(Ops):
         need(x is not None or not epilogue.reads_x, f"{epilogue} needs x")
         semaphores = self.semaphores if epilogue.adds else None
         if self.path == "wgmma":
-            wgmma_product(self.map_of, out, a, b, a_mn, b_mn, epilogue, x, semaphores, symmetric)
+            with self.launches_of_wgmma():
+                wgmma_product(self.map_of, out, a, b, a_mn, b_mn, epilogue, x, semaphores,
+                              symmetric)
         else:
             mma_product(out, a, b, a_mn, b_mn, epilogue, x, semaphores)
+
+    def launches_of_wgmma(self):
+        """A context for launches of kernels that call `wait_for_previous`"""
+        return overlapping() if self.overlaps else contextlib.nullcontext()
 
     def matmul(self, out, x, w):
         if fits(out, x, w):
@@ -119,7 +130,9 @@ class TensorOps(Ops):
 
     def attention_forward(self, o, lse, qkv, T, D, window=0):
         kernels = self.attention_kernels(qkv, o, T, D, window)
-        attention_forward(o, lse, qkv, T, D, window, kernels)
+        on_wgmma = kernels and kernels.operand is not unchanged
+        with self.launches_of_wgmma() if on_wgmma else contextlib.nullcontext():
+            attention_forward(o, lse, qkv, T, D, window, kernels)
 
     def attention_backward(self, dqkv, delta, do, o, lse, qkv, cos, sin, T, D, window=0):
         kernels = self.attention_kernels(qkv, o, T, D, window)

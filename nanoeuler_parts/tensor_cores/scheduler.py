@@ -35,18 +35,19 @@ from nanoeuler_parts.tensor_cores.ptx import (
 # in two bands.  Piece 0 is y[0:128, 0:256], and piece 1 is y[128:256, 0:256].  Piece 16 begins the
 # next column, y[0:128, 256:512].  A tile is the sum of 2048 / 64 = 32 products of slices, of
 # A (128, 64) and B^T (256, 64).
-BK = 64                                      # values of k in a slice of A and B
+# Narrow tiles on `wgmma` have slices of 128 values of k, if the rows of A and B run along K.
+BK = 64                                      # values of k in any other slice of A and B
 BAND = 16                                    # rows of tiles in a band
 
 @inlined
-def tile_at(piece, M, N, K, splits, tile_rows, tile_columns):
+def tile_at(piece, M, N, K, splits, tile_rows, tile_columns, slice_k):
     """Returns (m, n, first, end) of a piece: the first entry of its tile is out[m, n], and its
-    split consists of slices first to end - 1 of K."""
+    split consists of slices first to end - 1 of K.     slice_k: values of k in a slice"""
     tiles_down = u32((M + tile_rows - 1) // tile_rows)
     tiles_across = u32((N + tile_columns - 1) // tile_columns)
     split = quotient(piece, tiles_down * tiles_across)
     tile = piece - split * tiles_down * tiles_across
-    slices = u32((K + BK - 1) // BK)
+    slices = u32((K + slice_k - 1) // slice_k)
     band = quotient(tile, u32(BAND) * tiles_across)
     in_band = tile - band * u32(BAND) * tiles_across
     band_rows = min(tiles_down - band * u32(BAND), u32(BAND))        # the last band may have fewer
@@ -128,9 +129,9 @@ class Scheduler(DeviceFunctions):
                                                     matrix in the batch, and tile_at"""
 
 @functools.cache
-def scheduler_of(batched, symmetric, columns):
+def scheduler_of(batched, symmetric, columns, slice_k):
     """Returns the Scheduler for one product or a batch, and outputs that may be symmetric.
-    columns: those of a tile"""
+    columns: those of a tile     slice_k: values of k in a slice"""
     @inlined
     def tiles_in(M, N):
         across = (N + columns - 1) // columns
@@ -142,7 +143,7 @@ def scheduler_of(batched, symmetric, columns):
     @inlined
     def locate(piece, tiles, M, N, K, splits):
         z = piece // tiles if batched else u32(0)
-        m, n, first, end = tile_at(piece - z * tiles, M, N, K, u32(splits), BM, columns)
+        m, n, first, end = tile_at(piece - z * tiles, M, N, K, u32(splits), BM, columns, slice_k)
         if symmetric:
             m, n = lower_tile_at(piece - z * tiles, N)
         return z, m, n, first, end
@@ -170,9 +171,9 @@ def best_splits(tiles, slices, turn_time, blocks):
         return waves * (slices / splits + STORE_TIME) + turn_time * splits
     return min(range(1, 1 + slices), key=cost)
 
-# Times of one slice of a tile with so many columns.  A narrow tile multiplies less for each byte
-# that it loads, and its loads take longer than its products.
-SLICE_TIME = {256: 1.0, 128: 0.55, 64: 0.35}
+# Times for 64 values of k of a tile with so many columns, measured on an H200.  A narrow tile
+# multiplies less for each byte that it loads, and its loads take longer than its products.
+SLICE_TIME = {256: 1.0, 128: 0.6, 64: 0.45}
 
 @functools.cache
 def tile_columns(M, N, K, count, blocks):
@@ -183,8 +184,8 @@ def tile_columns(M, N, K, count, blocks):
     512 x 768, and K is 2048, which is 32 slices.
 
         256 columns    12 tiles    1 wave    32 * 1.00 + 4 = 36.0
-        128 columns    24 tiles    1 wave    32 * 0.55 + 2 = 19.6
-         64 columns    48 tiles    1 wave    32 * 0.35 + 1 = 12.2"""
+        128 columns    24 tiles    1 wave    32 * 0.60 + 2 = 21.2
+         64 columns    48 tiles    1 wave    32 * 0.45 + 1 = 15.4"""
     def cost(columns):
         waves = cdiv(count * tiles_of(M, N, False, columns), blocks)
         return waves * (cdiv(K, BK) * SLICE_TIME[columns] + STORE_TIME * columns / BN)

@@ -98,7 +98,7 @@ def descriptor(tile):
     return u64(SWIZZLE_128 | GROUP_STRIDE | PANEL_STRIDE) | u64(tile // CHUNK_BYTES)
 
 @functools.cache
-def wgmma(N, a_in, b_mn, count=1, adds="always", K=64):
+def wgmma(N, a_in, b_mn, count=1, adds="always", K=64, panels=(PANEL_BYTES, PANEL_BYTES)):
     """Returns the device function acc [+]= A B of a warpgroup.  A is (64, K) and B (K, N), both
     bfloat16; acc is (64, N), float32.     PTX wgmma.mma_async, sm_90a
 
@@ -106,7 +106,8 @@ def wgmma(N, a_in, b_mn, count=1, adds="always", K=64):
     b_mn     whether the rows of B's tile run along N, and not along K
     count    how many such products are in flight at once
     adds     whether a product adds to acc: "always", "never", or "asked", by the last argument
-    K        64; or 128, if the rows of both tiles run along K: they have two panels then
+    K        64; or 128, if the rows of both tiles run along K.  They have two panels then
+    panels   of A and of B: bytes from the first panel to the second one
 
     One PTX instruction multiplies 16 of the K values of k.  Its operands are:
 
@@ -150,9 +151,9 @@ def wgmma(N, a_in, b_mn, count=1, adds="always", K=64):
     b_step = along_mn if b_mn else along_k
     need(K == 64 or a_in == "rows" and not b_mn, "only rows along K may have several panels")
 
-    def offset(step, k):
+    def offset(step, panel, k):
         """Returns where 16 values of k begin in an operand, in units of 16 bytes."""
-        return step * (k % 4) + int(PANEL_BYTES) // 16 * (k // 4)
+        return step * (k % 4) + int(panel) // 16 * (k // 4)
 
     def registers(first, n):
         return "{" + ",".join(f"${first + j}" for j in range(n)) + "}"
@@ -171,11 +172,12 @@ def wgmma(N, a_in, b_mn, count=1, adds="always", K=64):
                     a_transposed = ""        # the instruction lacks this field then
                 else:
                     b = acc_total + 2 * i + 1
-                    text += f"add.u64 a, ${b - 1}, {offset(a_step, k)}; "
+                    text += f"add.u64 a, ${b - 1}, {offset(a_step, panels[0], k)}; "
                     a = "a"
                     a_transposed = f", {int(a_in == 'columns')}"
                 add = "1" if adds == "always" or k else "keep"
-                text += (f"add.u64 b, ${b}, {offset(b_step, k)}; wgmma.mma_async.sync.aligned."
+                text += (f"add.u64 b, ${b}, {offset(b_step, panels[1], k)}; "
+                         "wgmma.mma_async.sync.aligned."
                          f"m64n{N}k16.f32.bf16.bf16 {sums}, {a}, b, "
                          f"{add}, 1, 1{a_transposed}, {int(b_mn)}; ")
         return text + "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"
