@@ -8,6 +8,7 @@ OUT    ?= nanoeuler.bin
 CHAT   ?= nanoeuler_chat.bin
 DPO    ?= nanoeuler_dpo.bin
 ARGS   ?=
+PORT   ?=
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 comma  := ,
 GB     ?= 1
@@ -59,9 +60,9 @@ chat: $(RUN_DEPS)  ## talk to the newest model here, or to another: MODEL=FILE, 
 	$(HOW_TO_CHOOSE)
 	$(PY) nanoeuler.py chat $(MODEL) $(ARGS)
 
-serve: $(SERVE_DEPS)  ## the same in a browser, or from programs
+serve: $(SERVE_DEPS)  ## the same in a browser, or from programs; PORT=9000 uses another port
 	$(HOW_TO_CHOOSE)
-	$(PY) nanoeuler.py serve $(MODEL) $(ARGS)
+	$(PY) nanoeuler.py serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 tour: $(RUN_DEPS)  ## draw the pictures of docs/tour again
 	$(PY) bench/make_tour.py $(ARGS)

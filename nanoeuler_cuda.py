@@ -77,7 +77,7 @@ import sys
 from collections import namedtuple
 from typing import NamedTuple
 
-from nanoeuler_parts.gpu.doctor import HERE, is_ours, ON_CPU, PIP, report
+from nanoeuler_parts.gpu.doctor import HERE, is_ours, NEEDS_GPU, PIP, report, with_remedy
 from nanoeuler_parts.gpu.place import take_own_gpu
 
 # Run as a program, this file imports itself as the module nanoeuler_cuda and calls its `main`.
@@ -124,7 +124,7 @@ except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: a
         raise
     kind = "" if type(e).__name__ in ("UserError", "ModuleNotFoundError") else (
         f"{type(e).__name__}: ")
-    raise ImportError(f"{kind}{e}; repair it with: {PIP}") from e
+    raise ImportError(with_remedy(f"{kind}{e}")) from e
 
 # ==== 1 Device ====
 # A kernel is a function that every thread of a grid of blocks runs.  The launch
@@ -144,8 +144,7 @@ except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: a
 def gpu_problem():
     """Returns why kernels cannot run on this machine, and a remedy, or "" if they can."""
     cuda.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0          # small tests launch small grids
-    remedy = ("This program needs an NVIDIA GPU and its driver, version 580 or newer; the CPU "
-              f"program has the same verbs: {ON_CPU} --help")
+    remedy = NEEDS_GPU
     try:
         cuda.current_context()
         remedy = f"There is a GPU, but compiling a kernel for it fails; reinstall with: {PIP}"

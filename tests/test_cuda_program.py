@@ -372,10 +372,26 @@ def python(*args, cwd, env):
 
 
 def names_the_remedy(result, *words):
+    """Without a driver, no package helps: that comes first."""
     text = result.stdout
     assert result.returncode == 2 and "Traceback" not in text + result.stderr, result
     assert "\nbroken: " in text and "pip install" in text and "numba-cuda[cu13]" in text
     assert all(word in text for word in words), text
+    assert ("broken: no NVIDIA driver was found" in text) != doctor.has_driver(), text
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_missing_driver_is_reported_before_packages(is_there, monkeypatch):
+    def load(name):
+        if not is_there:
+            raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(doctor.ctypes, "CDLL", load)
+    said = doctor.with_remedy("numba-cuda is not installed")
+    assert said.startswith("numba-cuda is not" if is_there else "no NVIDIA driver was found. ")
+    assert said.endswith(f"numba-cuda is not installed; repair it with: {nc.PIP}")
+    if not is_there:
+        assert said.index("driver") < said.index("python nanoeuler.py") < said.index("pip")
 
 
 @pytest.mark.parametrize("verb", ["doctor", slow(""), slow("t")])
@@ -415,7 +431,7 @@ def command_of_pip(tmp_path):
 def test_the_installed_command_without_numba_cuda(verb, without_numba_cuda, command_of_pip,
                                                   tmp_path):
     result = python("-S", command_of_pip, verb, cwd=tmp_path, env=without_numba_cuda)
-    names_the_remedy(result, "broken: numba-cuda is not", "numba-cuda       not installed")
+    names_the_remedy(result, ": numba-cuda is not", "numba-cuda       not installed")
     assert "UserError" not in result.stdout and "nanoeuler_cuda.py" not in result.stdout
 
 

@@ -2,6 +2,7 @@
 import ast
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,25 @@ def test_make_teaches_what_was_made_before(folder):
         assert f"{verb} --resume --out {out}" in ok(make(folder, "-n", stage))
         assert "--resume" not in ok(make(folder, "-n", stage, "ARGS=--force"))
         (folder / out).unlink()
+
+
+def test_make_serve_has_a_port(folder):
+    """As a variable, besides ARGS; without it, the program's own."""
+    said = ok(make(folder, "-n", "serve", "PORT=9000", "MODEL=bundled", "ARGS=--slots 2"))
+    assert "nanoeuler.py serve bundled --port 9000 --slots 2" in said
+    assert "--port" not in ok(make(folder, "-n", "serve"))
+
+
+def test_make_help_names_the_variables_of_its_targets():
+    """Each that a user may set, on the line of a target that uses it.  ARGS is for all of them,
+    PY and PYTHON choose the interpreter, and OUT, CHAT and DPO rename what a target writes."""
+    text = (ROOT / "Makefile").read_text("utf-8")
+    rules = re.findall(r"(?m)^[a-z-]+:.*?## (.*)\n((?:\t.*\n)+)", text)
+    names = {*re.findall(r"(?m)^([A-Z]+) *\?=", text)}
+    names -= {"ARGS", "PY", "PYTHON", "OUT", "CHAT", "DPO"}
+    assert names == {"MODEL", "PORT", "GB"}
+    for name in names:
+        assert any(f"{name}=" in said for said, recipe in rules if f"$({name})" in recipe), name
 
 
 # ---- the environment that make makes

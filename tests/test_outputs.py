@@ -495,7 +495,47 @@ def test_what_is_no_log_is_named(content, tmp_path):
 
 # ---- places that cannot be written, or read
 def test_resume_without_a_checkpoint(elsewhere, capsys):
-    refused(capsys, "train", "--resume", words=["nanoeuler.bin: expected a run to resume"])
+    refused(capsys, "train", "--resume", words=[
+        "nanoeuler.bin: expected a run to resume", f"in {elsewhere};",
+        "no run of train to resume in this folder", "drop --resume"])
+
+
+def without_moments(path):
+    c = ne.read_checkpoint("nanoeuler.bin")
+    state = ne.replace(c.state, n_steps=None)
+    ne.write_checkpoint(path, c.cfg, c.tokenizer, state, c.flat)
+
+
+CANNOT = {
+    "missing": (lambda path: None, "found no file of this name in"),
+    "int8": (lambda path: run("quantize", "nanoeuler.bin", path), "int8 matrices"),
+    "without moments": (without_moments, "no optimizer moments")}
+
+
+@pytest.mark.parametrize("why", CANNOT)
+def test_what_cannot_be_resumed_names_what_can(why, copy, monkeypatch, capsys):
+    """Runs of this verb with their moments, beside the file that was named; the newest three"""
+    monkeypatch.chdir(copy)
+    make, word = CANNOT[why]
+    make("other.bin")
+    (copy / "text.bin").write_bytes(b"no checkpoint" * 100)
+    asked = "--resume", "--steps", 30, "--out"
+    can = "nanoeuler.bin (step 20 of 20)"
+    said = refused(capsys, "train", *asked, "other.bin", words=["other.bin", word, f": {can};"])
+    assert said.count(".bin") == 2
+    far = copy.parent / "far"
+    far.mkdir()
+    monkeypatch.chdir(far)
+    refused(capsys, "train", *asked, copy / "other.bin", words=[word, f": {copy / can};"])
+    monkeypatch.chdir(copy)
+    if why == "missing":                     # of another verb
+        said = refused(capsys, "sft", *asked, "other.bin", words=["no run of sft to resume"])
+        assert "nanoeuler.bin" not in said
+    for i in range(4):
+        shutil.copy("nanoeuler.bin", f"{i}.bin")
+        os.utime(f"{i}.bin", (2e9 + i, 2e9 + i))
+    said = refused(capsys, "train", *asked, "other.bin", words=["3.bin", "2.bin", "1.bin"])
+    assert "and 2 more" in said and " 0.bin" not in said
 
 
 def test_a_finished_run_needs_no_place_to_write(copy, monkeypatch, capsys):

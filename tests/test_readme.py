@@ -70,6 +70,15 @@ def test_each_verb_has_an_example_in_a_guide():
     assert {name for name, *_ in VERBS} <= verbs_in(guides)
 
 
+def test_guides_that_make_a_model_name_the_smaller_file():
+    """Whoever reads how a model is made, or changed, finds what becomes of its file."""
+    makers = [path for path in PAGES if path.parent == ROOT / "docs" and path.name != "reference.md"
+              and verbs_in([path]) & {"train", "sft", "dpo", "import"}]
+    assert {"train.md", "fine-tune.md", "llamas.md"} <= {path.name for path in makers}
+    lacking = [path.name for path in makers if "quantize" not in verbs_in([path])]
+    assert not lacking
+
+
 def test_the_reference_is_what_the_programs_declare():
     needs("numba_cuda")
     import make_reference

@@ -3,6 +3,7 @@
 The program imports this module before numba-cuda, so at its top level, this module imports only the
 standard library.
 """
+import ctypes
 import importlib.metadata
 import os
 import re
@@ -54,6 +55,25 @@ def report(problem, more=()):
     return 2 if problem else 0
 
 PIP = 'pip install "numba-cuda[cu13]>=0.30,<0.31" "numpy>=2.1,<2.5"'
+NEEDS_GPU = ("This program needs an NVIDIA GPU and its driver, version 580 or newer; the CPU "
+             f"program has the same verbs: {ON_CPU} --help")
+DRIVER = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+
+def has_driver():
+    """Returns whether NVIDIA's driver is installed: whether its library can be loaded."""
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        return False
+    return True
+
+def with_remedy(problem):
+    """The message for packages that are missing or do not fit.  Without a driver, packages do not
+    help, so a missing driver is reported first."""
+    if has_driver():
+        return f"{problem}; repair it with: {PIP}"
+    return (f"no NVIDIA driver was found. {NEEDS_GPU}. With a driver, one more problem remains: "
+            f"{problem}; repair it with: {PIP}")
 NCCL = "pip install 'nccl4py>=0.6,<0.7' nvidia-nccl-cu13"
 
 def nccl_found():

@@ -1,14 +1,16 @@
 """Starting a run: from a preset, from the weights in a file, or from its own checkpoint."""
 import argparse
 import contextlib
+import json
 import math
 import os
 import shlex
 from dataclasses import asdict, fields, replace
 from functools import partial
 
-from bpe import need, note, printable, reading
+from bpe import need, note, printable, reading, UserError
 from nanoeuler import Model, MUON_SETTINGS, PRESETS
+from nanoeuler_parts.chat.models import models_in, MOST_MODELS
 from nanoeuler_parts.checkpoint.bundled import beside_program, BUNDLED, shown_name
 from nanoeuler_parts.checkpoint.file import (
     begins_as_checkpoint, Checkpoint, read_checkpoint, sha256_of,
@@ -16,6 +18,7 @@ from nanoeuler_parts.checkpoint.file import (
 from nanoeuler_parts.checkpoint.state import State
 from nanoeuler_parts.files.logs import alone
 from nanoeuler_parts.files.printing import counted
+from nanoeuler_parts.files.safetensors import read_header
 from nanoeuler_parts.files.settings import digits_of, flag_of
 from nanoeuler_parts.files.writing import refuse_overwrite
 from nanoeuler_parts.flags import arg, model_name, out, RUN, SHAPE, typed
@@ -49,11 +52,12 @@ def resumed(run, out, preset, file, chosen):
     """(Checkpoint, options) of the run `out`, to be resumed
     It must be a run of this class, and agree with the file, the flags and the preset that the user
     names.  Only the settings in FREE may differ."""
-    need(os.path.exists(out), f"{out}: expected a run to resume, found no file; to start one, drop "
-         f"--resume; to resume another one, name it with --out")
+    if not os.path.exists(out):
+        folder = os.path.dirname(os.path.abspath(out))
+        raise UserError(f"{out}: expected a run to resume, found no file of this name in {folder}; "
+                        f"{runs_to_resume(run, out)}; to start a run, drop --resume")
     start = read_checkpoint(out)
-    need(start.matrices == "f32", f"{out} has {start.matrices} matrices and no optimizer moments, "
-         f"so it cannot be resumed; {NEW_RUN}")
+    need_moments(start.matrices == "f32", run, out, f"{start.matrices} matrices and ")
     if file is not None:
         need_source(file, out, start.state)
     old = options_in(run, out, start.state)
@@ -66,6 +70,33 @@ def resumed(run, out, preset, file, chosen):
     if has_new_length(chosen, old):
         start = start._replace(state=lengthened(out, start.state, options, chosen))
     return start, options
+
+def need_moments(there, run, out, also=""):
+    """Rejects a checkpoint without the optimizer's moments.     also: another reason, for `out`"""
+    if not there:
+        raise UserError(f"{out} has {also}no optimizer moments, so it cannot be resumed; "
+                        f"{runs_to_resume(run, out)}; {NEW_RUN}")
+
+MOST_RUNS = 3                # names in a message
+
+def runs_to_resume(run, out):
+    """The checkpoints in the folder of `out` that --resume of this verb can continue, as text for
+    a message.  Only headers are read."""
+    folder, found = os.path.dirname(out), []
+    for _, name in sorted(models_in(folder or os.curdir), reverse=True)[:MOST_MODELS]:
+        path = os.path.join(folder, name)
+        with contextlib.suppress(OSError, UserError, KeyError, TypeError, ValueError):
+            with open(path, "rb") as f:
+                _, meta, tensors, _ = read_header(f)
+            state = State(**json.loads(meta["state"])).check()
+            options_in(run, path, state)
+            if "adamw.m" in tensors:
+                of = f" of {state.n_steps:,}" if state.n_steps else ""
+                found.append(f"{path} (step {state.step:,}{of})")
+    more = f" and {len(found) - MOST_RUNS:,} more" if len(found) > MOST_RUNS else ""
+    if not found:
+        return f"there is no run of {run.verb} to resume in this folder"
+    return f"--out names a run to resume: {', '.join(found[:MOST_RUNS])}{more}"
 
 def options_in(run, out, state):
     """The options that the checkpoint of a run stores"""
@@ -228,8 +259,7 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
                 print_done(out, s, engine)
                 return print_more(run, out, s, options, chosen, engine)
             need(not refusal, refusal)
-            need(start.moments, f"{out} has no optimizer moments, so it cannot be resumed; "
-                 f"{NEW_RUN}")
+            need_moments(start.moments, run, out)
         else:
             need(force or not os.path.isfile(out) or begins_as_checkpoint(out),
                  f"{out} exists and is not a checkpoint; choose another --out")
