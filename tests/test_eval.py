@@ -217,6 +217,40 @@ def test_choices_by_a_plain_sum(model, tmp_path):
         "a": 2, "b": 1, "": 1}
 
 
+# ---- units: in ASCII, a byte is a character
+WORDS = "\u6c34\u6c34\u6c34\u6c34", "abcdef"      # 4 characters and 12 bytes, 6 of each
+
+
+@unit
+def test_acc_norm_is_per_character(model, monkeypatch):
+    """Per character, the second choice is the better one; as a whole, per byte and per token it is
+    the first one."""
+    c, nats = ne.read_checkpoint(str(model)), [-8.0, -9.0]
+    sizes = {"one": [1, 1], "characters": [*map(len, WORDS)],
+             "bytes": [len(text.encode()) for text in WORDS],
+             "tokens": [len(c.tokenizer.encode(f" {text}")) for text in WORDS]}
+    best = {unit: int(np.argmax(np.array(nats) / n)) for unit, n in sizes.items()}
+    assert best == {"one": 0, "characters": 1, "bytes": 0, "tokens": 0}
+    monkeypatch.setattr(ev, "log_likelihoods", lambda model, rows, options: nats)
+    q = ev.Question("a", {}, "To be", [*WORDS], [1], "exact", "")
+    [found] = ev.choose(None, [q], c, ev.EvalOptions())
+    assert (found["correct"], found["correct_norm"]) == (False, True)
+
+
+@cli
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_texts_are_measured_in_bytes(name, model, tmp_path):
+    """Those of the text that is scored, also where it comes out of JSON"""
+    text = "\u00e9\u4e2d\U0001f600 to be\n" * 9
+    raw = text if name == "a.txt" else json.dumps({"text": text})
+    (tmp_path / name).write_text(raw, encoding="utf-8")
+    x = figures(tmp_path, model, "--data", tmp_path / name)["texts"]["total"]
+    tokenizer = ne.read_checkpoint(str(model)).tokenizer
+    first = tokenizer.encode(text)[0]
+    assert x["bytes"] == len(text.encode()) - len(tokenizer.vocab[first])
+    assert x["tokens"] == len(tokenizer.encode(text)) - 1
+
+
 # ---- replies
 @unit
 @pytest.mark.parametrize("reply, answers, match, accepted", [

@@ -5,11 +5,13 @@ from collections import namedtuple
 
 import pytest
 from examples import ADD, PAIRS, write_pairs
-from helpers import SMALL, nanoeuler, ok, outcome, signalled, told
+from helpers import FAST, SMALL, nanoeuler, ok, outcome, signalled, told
 
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.machine.threads import most_threads
+from nanoeuler_parts.runs.options import TrainOptions
+from nanoeuler_parts.runs.schedule import Schedule
 from nanoeuler_parts.runs.start import need_same, row_length_of
 from nanoeuler_parts.tuning.examples import held_out
 
@@ -102,6 +104,24 @@ def test_asked_to_stop(stage, ready, monkeypatch):
     said = told(*stage.resume)
     assert f"complete: {STEPS} of {STEPS} steps" in said and f"chat {stage.out}.bin" in said
     assert (folder / f"{stage.out}.bin").read_bytes() == before
+
+
+@pytest.mark.parametrize("mtp_from", [0.9, 1.0])         # the run ends with all heads, or with one
+def test_a_longer_run_continues_as_one_of_that_length(mtp_from, text, elsewhere):
+    """Its learning rates and its auxiliary heads are those of the new length, from its next step
+    on: the shorter run had reached the end of both."""
+    first, longer, until = 10, 60, 0.3
+    told("train", "--data", text, *FAST, "--steps", first, "--mtp-from", mtp_from)
+    told("train", "--resume", "--steps", longer)
+    c = ne.read_checkpoint("nanoeuler.bin")
+    schedule = Schedule(TrainOptions(**c.state.options), c.cfg.n_embd)
+    steps = [r for r in read_log("nanoeuler.jsonl") if "lr" in r]
+    assert [r["step"] for r in steps] == [*range(1, longer + 1)]
+    heads = {True: c.cfg.n_mtp, False: 1}
+    for r in steps:
+        n = first if r["step"] <= first else longer
+        assert r["lr"] == pytest.approx(schedule.hyper(r["step"] - 1, n).lr), r
+        assert len(r["heads"]) == heads[not until < r["step"] / n <= mtp_from], r
 
 
 @pytest.mark.parametrize("of_run, asked, same", [
