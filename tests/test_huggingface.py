@@ -25,6 +25,7 @@ from nanoeuler_parts.chat.jinja import render, TEMPLATE_BYTES
 from nanoeuler_parts.chat.templates import chat_ids
 from nanoeuler_parts.checkpoint.tensors import named
 from nanoeuler_parts.files.safetensors import map_tensors, write_tensors
+from nanoeuler_parts.interchange import huggingface
 from nanoeuler_parts.interchange.forms import reading_form
 from nanoeuler_parts.interchange.huggingface import (
     FILES_OF_LLAMA, INDEX, llama_of_folder, OF_HUB, Settings,
@@ -691,13 +692,20 @@ TIED = {                     # changes of the tensors: (change, is the output ti
     "twice the same": (lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"]}),
                        True),
     "two matrices": (lambda t: t.update({"lm_head.weight": noise()}), False),
+    "the last row differs": (lambda t: t.update({"lm_head.weight": np.where(
+        np.arange(512)[:, None] < 511, t["model.embed_tokens.weight"], 0.5).astype(np.float32)}),
+        False),
     "one number differs": (lambda t: t.update({"lm_head.weight": np.where(
         np.arange(8) < 7, t["model.embed_tokens.weight"], 0.5).astype(np.float32)}), False)}
 
 
+@pytest.mark.parametrize("block", [1, 5 * 32, huggingface.BLOCK])          # one row, 5 rows, all
 @pytest.mark.parametrize("name", TIED)
-def test_tied_embeddings_are_those_of_transformers(name, tokenizer, tmp_path, capsys):
+def test_tied_embeddings_are_those_of_transformers(name, block, tokenizer, tmp_path, capsys,
+                                                   monkeypatch):
+    """Also if the two matrices are compared in several blocks"""
     transformers = needs("transformers")
+    monkeypatch.setattr(huggingface, "BLOCK", block)
     change_, tied = TIED[name]
     folder = as_folder(tmp_path, tokenizer, tie_word_embeddings=True)
     with_tensors(folder, change_)

@@ -5,13 +5,14 @@ import math
 import random
 import sys
 import tracemalloc
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import pytest
-from helpers import ROOT, TINY, drawn, needs, never, random_flat, refused, run, told
+from helpers import ROOT, TINY, drawn, needs, never, random_flat, refused, run, some, told
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from models import write
@@ -565,6 +566,37 @@ def test_what_no_value_fits_is_left_out():
                 assert jsonschema.Draft202012Validator(schema).is_valid(value), (schema, value)
                 n += 1
     assert n > 300
+
+
+def test_one_of_some_objects_is_only_one():
+    """Random alternatives, whose names are required, forbidden or allowed by a pattern: each object
+    that a frame accepts fits exactly one of them."""
+    jsonschema = needs("jsonschema")
+    rnd, n = random.Random(7), Counter()
+    values = [{name: x for name, x in zip("abx", chosen) if x} for chosen in itertools.product(
+        (0, 1, 2), repeat=3)]
+
+    def some_object():
+        names = [name for name in "abx" if rnd.random() < 0.5]
+        required = {"required": [name for name in "abx" if rnd.random() < 0.3]}
+        return {"type": "object", "properties": {name: rnd.choice(
+            [{}, {"const": 1}, {"enum": [1, 2]}]) for name in names}, **rnd.choice([{}, required]),
+            **rnd.choice([{}, {"additionalProperties": False}, {"additionalProperties": {}}]),
+            **rnd.choice([{}, {"patternProperties": {"^x": rnd.choice([{}, {"const": 2}])}}])}
+
+    for _ in range(some(1500)):
+        schema = {"oneOf": [some_object() for _ in range(rnd.randint(2, 3))]}
+        try:
+            frame, _ = compiled(as_text(schema))
+        except ne.UserError:
+            n["refused"] += 1
+            continue
+        validator = jsonschema.Draft202012Validator(schema)
+        for value in values:
+            if accepts((frame,), encoded(value)):
+                assert validator.is_valid(value), (schema, value)
+                n["patterns" if "patternProperties" in str(schema) else "others"] += 1
+    assert min(n.values()) > 50 and len(n) == 3, n
 
 
 @pytest.mark.parametrize("schema, good, bad", [

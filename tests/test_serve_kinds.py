@@ -11,6 +11,7 @@ import pytest
 from helpers import QUICK, needs
 from servers import chat_model, post, send, serving, until
 
+import nanoeuler as ne
 from nanoeuler_parts.chat import templates
 
 pytestmark = pytest.mark.cli
@@ -114,6 +115,35 @@ def test_minus_one_token_means_as_many_as_fit(at, path, name):
         assert post(at, path, body_of(value))[0] == 400
     status, _, said = post(at, path, body_of(LAST))
     assert status == 400 and "at most 4096 tokens" in problem(said)
+
+
+EACH = {"temperature": 0.5, "top_p": 0.6, "min_p": 0.1, "top_k": 7, "presence_penalty": 0.25,
+        "frequency_penalty": 0.5, "repeat_last_n": 3}
+
+
+@pytest.mark.parametrize("path", ALL)
+@pytest.mark.parametrize("penalty", ["repeat_penalty", "repetition_penalty"])
+def test_no_default_replaces_what_is_sent(there, path, penalty, monkeypatch):
+    """All settings of sampling in one request: some have a default that another one changes."""
+    from nanoeuler_parts.serve import protocol
+    seen = []
+
+    class Seen(ne.Sampling):
+        def __init__(self, *values, **options):
+            super().__init__(*values, **options)
+            seen.append(options)
+
+    monkeypatch.setattr(protocol, "Sampling", Seen)
+    sent = {**EACH, penalty: 1.2}
+    assert {*sent} | {"repeat_penalty", "repetition_penalty"} == {*protocol.SAMPLED}
+    body = {**BODIES[path], **sent}
+    if path.startswith("/api"):
+        body = {**BODIES[path], "options": {**BODIES[path]["options"], **sent}}
+    status, _, said = post(there[0], path, body)
+    assert status == 200, said
+    [found] = seen
+    want = {**EACH, "repeat_penalty": 1.2}
+    assert {name: found[name] for name in want} == want
 
 
 def test_seeds(at):
