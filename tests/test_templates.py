@@ -1,6 +1,7 @@
 """Chat templates: the ids of a conversation against transformers, and what users cannot do."""
 import concurrent.futures
 import contextlib
+import itertools
 import re
 import sys
 import time
@@ -18,8 +19,13 @@ from texts import TORTURE
 import bpe
 import nanoeuler as ne
 from nanoeuler_parts.chat import jinja
-from nanoeuler_parts.chat.templates import AFTER, ALPACA, BEFORE, chat_ids, is_chatml, unmarked
-from nanoeuler_parts.chat.jinja import checking, render, renderer, TEMPLATE_BYTES
+from nanoeuler_parts.chat.jinja import (
+    checking, render, render_jinja, renderer, TEMPLATE_BYTES,
+)
+from nanoeuler_parts.chat.messages import ROLES
+from nanoeuler_parts.chat.templates import (
+    AFTER, ALPACA, BEFORE, chat_ids, is_chatml, own_pieces, unmarked,
+)
 from nanoeuler_parts.chat.terminal import Terminal
 
 pytestmark = pytest.mark.unit
@@ -581,6 +587,28 @@ def test_chatml_and_alpaca_need_no_package(name, monkeypatch):
     for template in (ZEPHYR, SMOLLM + "!", SMOLLM.replace("content", "text")):
         with pytest.raises(ne.UserError, match="--template"):
             render(template, HELLO, STATE)
+
+
+CONVERSATIONS = [[(role, f"{role} {i}") for i, role in enumerate(roles)]
+                 for n in (1, 2, 3) for roles in itertools.product(ROLES, repeat=n)]
+
+
+@pytest.mark.parametrize("template", [
+    CHATML, SMOLLM, CHATML.replace("\n", "\\n"), SMOLLM.replace("\n", "\\n"), ALPACA])
+def test_a_known_template_gives_what_its_program_gives(template):
+    """ChatML and Alpaca's template are written without Jinja.  The texts are those of the Jinja
+    program, wherever a system message stands.  Alpaca's has one question."""
+    needs("jinja2")
+    asked = CONVERSATIONS
+    if template == ALPACA:
+        asked = [said for said in asked if said[-1][0] == "user" and
+                 all(role == "system" for role, _ in said[:-1])]
+    programs = render_jinja(template, [
+        dict(messages=[dict(role=role, content=text) for role, text in said],
+             add_generation_prompt=True, eos_token=STATE.eos) for said in asked])
+    assert len(asked) > 2
+    for said, want in zip(asked, programs, strict=True):
+        assert "".join(text for text, _ in own_pieces(template, said)) == want, said
 
 
 @pytest.mark.parametrize("template, words", [

@@ -135,10 +135,14 @@ def same_ids(ours, peer):
 
 
 def same_everywhere(ours, peer):
-    """Ids, those of our file, in `tokenizers` and here again"""
+    """Ids, those of our file, in `tokenizers` and here again, and the text that they become"""
     same_ids(ours, peer)
     text = ours.to_json()
-    same_ids(ours, peer_of(text))
+    written = peer_of(text)
+    same_ids(ours, written)
+    for said in strings():
+        ids = ours.encode(said).tolist()
+        assert written.decode(ids, False) == ours.decode(ids).decode("utf-8", "replace"), said
     again = bpe.Tokenizer.from_json(text)
     assert again.hash() == ours.hash() and again.begins == ours.begins
     assert again.vocab == ours.vocab and again.specials == ours.specials
