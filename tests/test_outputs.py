@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from helpers import (
     FAST,
@@ -33,6 +34,7 @@ from helpers import (
 import bpe
 import nanoeuler as ne
 from nanoeuler_parts.checkpoint.file import open_checkpoint, params_in
+from nanoeuler_parts.files import safetensors, texts
 from nanoeuler_parts.files.logs import (
     alone, log_identity, log_path, numbered_logs, open_log, read_log,
 )
@@ -491,6 +493,30 @@ def test_what_is_no_log_is_named(content, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(ne.UserError, match="a.jsonl: .*; name a log"):
         read_log(tmp_path / "a.jsonl")
+
+
+# ---- files that are read in blocks
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 16, 17])      # 8 numbers of 2 bytes are a block
+def test_every_block_counts(n, tmp_path, monkeypatch):
+    """The bytes that are copied, their checksum, and the range of token ids: each number matters,
+    of the first block as of the last, which may be shorter."""
+    monkeypatch.setattr(safetensors, "BLOCK", 16)
+    monkeypatch.setattr(texts, "BLOCK", 8)
+    ids = np.arange(1, n + 1, dtype=np.uint16)
+    write_tensors(tmp_path / "a", {}, {"ids": ids}, "")
+    _, mapped = safetensors.map_tensors(tmp_path / "a", safetensors.TOKEN_KINDS)
+    write_tensors(tmp_path / "b", {}, mapped, "")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert texts.checked_ids(mapped["ids"], n + 1).tolist() == ids.tolist()
+    for i in range(n):
+        raw, wrong = bytearray((tmp_path / "a").read_bytes()), ids.copy()
+        raw[-2 * (n - i)] ^= 1
+        (tmp_path / "c").write_bytes(raw)
+        with pytest.raises(ne.UserError, match="checksum"):
+            safetensors.map_tensors(tmp_path / "c", safetensors.TOKEN_KINDS)
+        wrong[i] = n + 1
+        with pytest.raises(ne.UserError, match=f"from 0 to {n}, found {n + 1}"):
+            texts.checked_ids(wrong, n + 1)
 
 
 # ---- places that cannot be written, or read
