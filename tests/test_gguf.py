@@ -227,16 +227,32 @@ def test_tensors_that_share_their_bytes_are_refused(tokenizer, tmp_path, capsys)
     assert "overlap" in refused(capsys, "import", path, tmp_path / "b.bin")
 
 
-@pytest.mark.parametrize("matrices, most", [("f16", 65504), ("q8_0", 127 * 65504)])
-def test_what_a_type_cannot_hold_is_not_written(matrices, most, tokenizer, tmp_path, capsys):
-    path = write(tmp_path / "a.bin", replace(SMALL, vocab_size=512), tokenizer)
+LIMITS = {"F16": 65504, "Q8_0": 127 * 65504}
+
+
+@pytest.mark.parametrize("matrices", ["f16", "q8_0"])
+@pytest.mark.parametrize("tensor", ["wte", "qkv", "attn_proj", "gate_up", "down", "lm_head"])
+def test_what_a_type_cannot_hold_is_not_written(tensor, matrices, tokenizer, tmp_path, capsys):
+    """Of the type that a tensor gets: rows that are no whole blocks of Q8_0 become F16.  Half of
+    the limit arrives as a number, and more than the limit is rejected."""
+    gguf, path = package(), write(tmp_path / "a.bin", replace(SMALL, vocab_size=512, n_mtp=1),
+                                  tokenizer)
     c = ne.read_checkpoint(str(path))
-    ne.views(c.flat, ne.param_table(c.cfg)).wte[0, 0] = 1.5 * most
+    row = getattr(ne.views(c.flat, ne.param_table(c.cfg)), tensor).reshape(-1)
+    whole = getattr(ne.Params(*(x.shape[-1] for x in ne.param_table(c.cfg))), tensor) % 32 == 0
+    kind = "Q8_0" if matrices == "q8_0" and whole else "F16"
+    assert whole == (tensor != "down")
+    args = path, "--gguf", tmp_path / "a.gguf", "--matrices", matrices
+    row[0] = 1.5 * LIMITS[kind]
     ne.write_checkpoint(str(path), c.cfg, c.tokenizer, c.state, c.flat)
-    words = ["embed_tokens", matrices.upper(), "--matrices f32"]
-    refused(capsys, "export", path, "--gguf", tmp_path / "a.gguf", "--matrices", matrices,
-            words=words)
+    refused(capsys, "export", *args, words=[f"but {kind} stores at most", "--matrices f32"])
     assert not (tmp_path / "a.gguf").exists()
+    row[0] = 0.5 * LIMITS[kind]
+    ne.write_checkpoint(str(path), c.cfg, c.tokenizer, c.state, c.flat)
+    run("export", *args)
+    found = [gguf.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(
+        tmp_path / "a.gguf").tensors]
+    assert max(np.abs(x).max() for x in found) == pytest.approx(row[0], rel=0.01)
 
 
 def test_types_that_nobody_quantizes_to_are_refused(tokenizer, tmp_path, capsys):
