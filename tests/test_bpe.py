@@ -920,6 +920,18 @@ def test_a_damaged_file_of_the_cache_is_none(how, suffix, tmp_path):
     assert File().load("key") == code and len(list(tmp_path.iterdir())) == 2
 
 
+def test_an_index_that_cannot_be_read_is_not_called_damaged(tmp_path):
+    """The error names the file and the system's reason: a damaged one would be replaced."""
+    File = lambda: bpe.CacheFile(str(tmp_path), "kernel", 1.0)
+    File().save("key", {"code": b"1"})
+    index, = tmp_path.glob("*.nbi")
+    index.unlink()
+    index.mkdir()
+    for use in (lambda: File().load("key"), lambda: File().save("key", {"code": b"2"})):
+        with pytest.raises(IsADirectoryError, match=re.escape(index.name)):
+            use()
+
+
 def test_the_program_runs_with_a_damaged_cache(compiled, tmp_path):
     cache = tmp_path / "cache"
     env = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
