@@ -62,7 +62,7 @@ chat: $(RUN_DEPS)  ## talk to the newest model here, or to another: MODEL=FILE, 
 
 serve: $(SERVE_DEPS)  ## the same in a browser, or from programs; PORT=9000 uses another port
 	$(HOW_TO_CHOOSE)
-	$(PY) nanoeuler.py serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
+	$(PY) nanoeuler.py serve $(MODEL)$(if $(PORT), --port $(PORT)) $(ARGS)
 
 tour: $(RUN_DEPS)  ## draw the pictures of docs/tour again
 	$(PY) bench/make_tour.py $(ARGS)

@@ -396,14 +396,17 @@ def words_of(path):
 
 def ordered(change, names):
     """The test files, the most likely to find the change first. A name that few files contain
-    counts more, and a name that is farther from the change counts less."""
+    counts more, and a name that is farther from the change counts less. The file and its folder
+    count where a test file is named after them: test_eval.py after evaluation.py."""
     files = sorted((ROOT / "tests").glob("test_*.py"))
     words = {file: words_of(file) for file in files}
-    stem = Path(change.path).stem
+    stem, folder = Path(change.path).stem, Path(change.path).parent.name
     near = names.reached(names.around(change.path, change.line)[:2], 4)
     score = {}
     for file in files:
-        score[file] = 0.5 * (stem in words[file]) + 2 * (stem in file.stem.split("_"))
+        _, *parts = file.stem.split("_")
+        named = any(stem == part or len(part) > 3 and stem.startswith(part) for part in parts)
+        score[file] = 0.5 * (stem in words[file]) + 2 * named + (folder in parts)
         for name, far in near.items():
             if name in words[file]:
                 holders = sum(name in others for others in words.values())

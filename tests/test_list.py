@@ -220,6 +220,14 @@ def test_an_age_has_one_unit(seconds, said):
     assert age(seconds) == said
 
 
+@pytest.mark.parametrize("unit, length, below", [
+    ("minute", 60, "59 seconds"), ("hour", 3600, "59 minutes"), ("day", 86_400, "23 hours"),
+    ("year", 31_536_000, "364 days")])
+def test_a_unit_of_an_age_begins_at_its_length(unit, length, below):
+    assert (age(length), age(length - 1)) == (f"1 {unit}", below)
+    assert age(2 * length) == f"2 {unit}s"
+
+
 def test_a_model_of_any_name_is_found(here):
     """`train --out z1` writes z1."""
     write("z1", 5, step=9)

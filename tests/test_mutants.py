@@ -73,3 +73,14 @@ def test_a_kernel_contains_functions_of_other_files_but_not_their_namesakes(name
 def test_the_most_likely_tests_come_first(names):
     change = mutants.draw([PLOT], 1, 1)[0]
     assert mutants.ordered(change, names)[0].name == "test_plot.py"
+
+
+@pytest.mark.parametrize("path, function, first", [
+    ("serve/app.py", "described", "test_serve"), ("tools/evaluation.py", "choose", "test_eval"),
+    ("chat/json_schema.py", "disjoint", "test_json_mode")])
+def test_tests_that_are_named_after_a_file_or_its_folder_are_likely(path, function, first, names):
+    """Although other files contain the name of the function by chance"""
+    path = f"nanoeuler_parts/{path}"
+    line = next(start for start, _, name, _ in names.spans[path] if name == function)
+    change = mutants.Change(path, line + 1, "return", 0, 0, b"")
+    assert any(file.stem.startswith(first) for file in mutants.ordered(change, names)[:2])
