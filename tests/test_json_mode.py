@@ -584,7 +584,7 @@ def test_one_of_some_objects_is_only_one():
             **rnd.choice([{}, {"additionalProperties": False}, {"additionalProperties": {}}]),
             **rnd.choice([{}, {"patternProperties": {"^x": rnd.choice([{}, {"const": 2}])}}])}
 
-    for _ in range(some(1500)):
+    for _ in range(some(4500)):
         schema = {"oneOf": [some_object() for _ in range(rnd.randint(2, 3))]}
         try:
             frame, _ = compiled(as_text(schema))

@@ -589,8 +589,8 @@ def test_chatml_and_alpaca_need_no_package(name, monkeypatch):
             render(template, HELLO, STATE)
 
 
-CONVERSATIONS = [[(role, f"{role} {i}") for i, role in enumerate(roles)]
-                 for n in (1, 2, 3) for roles in itertools.product(ROLES, repeat=n)]
+OF_ROLES = [[(role, f"{role} {i}") for i, role in enumerate(roles)]
+            for n in (1, 2, 3) for roles in itertools.product(ROLES, repeat=n)]
 
 
 @pytest.mark.parametrize("template", [
@@ -599,7 +599,7 @@ def test_a_known_template_gives_what_its_program_gives(template):
     """ChatML and Alpaca's template are written without Jinja.  The texts are those of the Jinja
     program, wherever a system message stands.  Alpaca's has one question."""
     needs("jinja2")
-    asked = CONVERSATIONS
+    asked = OF_ROLES
     if template == ALPACA:
         asked = [said for said in asked if said[-1][0] == "user" and
                  all(role == "system" for role, _ in said[:-1])]
