@@ -23,7 +23,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from children import PATIENCE
-from helpers import ROOT, needs, refused
+from helpers import ROOT, needs, never, refused
 from models import write
 from servers import CFG, chat_model, post, send, serving, until
 
@@ -536,6 +536,24 @@ def test_a_connection_without_a_request_ends(file, monkeypatch, limit, sent):
         if b"health" in sent:
             wanted = b"HTTP/1.1 200"
         assert received.startswith(wanted) and bool(received) == bool(wanted)
+
+
+@pytest.mark.parametrize("leave", [lambda s: s.shutdown(socket.SHUT_WR), lambda s: s.close()])
+@pytest.mark.parametrize("path", [TEXT, CHAT, "/api/generate"])
+def test_a_part_of_a_body_is_not_taken_for_all_of_it(there, monkeypatch, path, leave):
+    """Also where it is JSON already.  The request counts as a fault of the client."""
+    from nanoeuler_parts.serve import app
+    monkeypatch.setattr(app, "parse", never)
+    statuses, raw = there[1].requests.statuses, request_of(path, {"prompt": "a", "max_tokens": 2})
+    head, _, body = raw.partition(b"\r\n\r\n")
+    before = Counter(statuses)
+    with connected(there[0]) as s:
+        s.sendall(head.replace(b"length: %d" % len(body), b"length: %d" % (len(body) + 1)))
+        s.sendall(b"\r\n\r\n" + body)
+        leave(s)
+        found = lambda: [x for x in Counter(statuses) - before if x[0] == path]
+        until(found)
+        assert found() == [(path, 400)]
 
 
 def test_the_head_of_a_further_request_has_a_time_limit(file, monkeypatch):
