@@ -376,8 +376,17 @@ def test_the_end_and_the_role_have_chunks_of_their_own(at, path, more):
         kinds = [event["type"] for event in events]
         assert kinds[:2] == ["response.created", "response.in_progress"]
         assert kinds[-1] in ("response.completed", "response.incomplete")
-        found = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
-        assert found == text_of(path, whole)
+        [part] = whole["output"][0]["content"]
+        deltas = [e for e in events if e["type"] == "response.output_text.delta"]
+        assert "".join(e["delta"] for e in deltas) == part["text"]
+        assert sum((e["logprobs"] for e in deltas), []) == part["logprobs"]
+        last = {e["type"]: e for e in events}            # which repeat the whole answer
+        text, of_part, item = (last[f"response.{kind}.done"] for kind in (
+            "output_text", "content_part", "output_item"))
+        assert (text["text"], text["logprobs"]) == (part["text"], part["logprobs"])
+        assert of_part["part"] == part and item["item"]["content"] == [part]
+        assert events[-1]["response"]["output"][0]["content"] == [part]
+        assert bool(part["logprobs"]) == ("include" in more)
         return
     choices = [event["choices"][0] for event in events if event["choices"]]
     for choice in whole["choices"]:
