@@ -437,7 +437,7 @@ def test_a_barrier_expects_the_bytes_of_its_boxes(a_mn, b_mn, columns, panels):
     assert rows * 64 * 2 == known["STAGE_BYTES"]
     as_python(load, global_address=lambda x: x, mbarrier_expect=lambda *args: None,
               load_box=lambda *args: found.append(args))(0, "A", "B", 0, 1000, 2000, 300, None)
-    at = 0                                   # boxes lie one behind the other
+    at = 0                                   # boxes follow each other in memory
     for to, operand, column, row, *_ in found:
         assert to == at
         at += 2 * 64 * (a_box if operand == "A" else b_box)

@@ -184,8 +184,9 @@ def mma_tile_ops(D):
 
     @inlined
     def place_of_b(k, n):
-        """Returns where this lane finds its row of 16 columns of B, in the table of `mma_operand`:
-        rows 16 n to 16 n + 15 of the other tile, which are columns of B, and k from 16 k on."""
+        """Returns the offset of the chunk that this lane gives to ldmatrix, for 16 columns of B and
+        16 values of k.  Columns of B are rows of the other tile, here 16 n to 16 n + 15.  The lanes
+        take their chunks as in the table of `mma_operand`."""
         row = (lane_id() & u32(7)) + u32(8) * bit(lane_id(), 4)
         return chunk_offset(row + u32(16 * n), bit(lane_id(), 3) + u32(2 * k))
 
