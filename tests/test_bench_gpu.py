@@ -16,10 +16,11 @@ torch = needs("torch")
 needs("numba_cuda")
 
 import bench_gpu as bench
+import gpu_kernels
 import gpu_report
 import nanoeuler as ne
 import nanoeuler_cuda as nc
-from dry_gpu import dry_run
+from dry_gpu import constants, dry_run
 
 pytestmark = pytest.mark.gpu
 CFG = replace(ne.PRESETS["small"], n_layer=2, n_head=4, n_kv_head=2)
@@ -327,3 +328,38 @@ def test_a_part_of_the_proof_that_fails_costs_itself_alone(device, tmp_path, mon
     with pytest.raises(SystemExit) as stopped:
         gpu_proof.main()
     assert stopped.value.code == 2
+
+
+def test_the_kernels_of_a_prompt_and_of_a_step_are_listed(device, monkeypatch, capsys):
+    """A profile that is made by hand: the longest kernel first, and what a round takes of each."""
+    called = []
+    names = ("nanoeuler_cuda::rmsnorm_kernels::_3clocals_3e::backward[abi:v1][abi:c]",
+             "nanoeuler_parts::decode::table::take_kernel::_3clocals_3e::take[abi:v2]",
+             "Memcpy HtoD (Pinned -> Device)")
+
+    def profiled(call):
+        device.launches.clear()
+        call()
+        called.append(len(device.launches))
+        return [(names[0], 2.0)] * 6 + [(names[1], 30.0), (names[2], 3.0)]
+    monkeypatch.setattr(gpu_kernels, "profiled", profiled)
+    monkeypatch.setattr(gpu_kernels, "shapes", lambda: {"base": replace(CFG, seq_len=128)})
+    for what in "prompt", "step":
+        gpu_kernels.main([what, "--tokens", "100", "--batch", "2"])
+        said = capsys.readouterr().out
+        assert said.splitlines()[-3:] == [
+            "       10.0       0.3     30.00  table.take_kernel.take",
+            "        4.0       2.0      2.00  nanoeuler_cuda.rmsnorm_kernels.backward",
+            "        1.0       0.3      3.00  Memcpy HtoD (Pinned -> Device)"]
+        assert "kernels: 0.015 ms" in said and " ms\n" in said.splitlines(True)[1]
+    assert all(n > 30 for n in called)
+
+
+def test_products_of_each_width_are_timed(device, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_kernels, "shapes", lambda: {"base": CFG})
+    gpu_kernels.main(["widths", "--tokens", "64"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [len(row) for row in rows] == [7] * 4 and {row[-1] for row in rows} == {"64"}
+    widths = {constants(x.kernel)["COLUMNS"] for x in device.launches}
+    assert widths == {256, 128, 64} and gpu_kernels.matmul_wgmma.tile_columns is (
+        gpu_kernels.tile_columns)
