@@ -746,6 +746,11 @@ def examples(rng, spoil=True):
         of_table = partial(spoilt, raw=good_files()[name])
         Path(name).write_bytes(of_table(rng) if name == "table.csv" else spoilt_list(rng, name))
     fields = ["instruction=question", "output=answer"] if name == "table.csv" else []
+    if rng.random() < 0.2:
+        suffix = rng.choice(list(PACK))
+        packed = PACK[suffix](Path(name).read_bytes())
+        name += suffix
+        Path(name).write_bytes(spoilt(rng, packed) if spoil and rng.random() < 0.5 else packed)
     if rng.random() < 0.3:
         return reads(read_file, name, ["output"], fields)
     flags = rng.choice([[], ["--truncate"], ["--truncate", "--row-len", rng.choice([20, 60])]])

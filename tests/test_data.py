@@ -916,3 +916,21 @@ def test_the_preference_sample():
         assert (e["instruction"], e["input"]) in questions
         assert e["chosen"] != e["rejected"] and e["chosen"] and e["rejected"]
     assert sum(map(held_out, pairs)) == 85
+
+
+def test_the_full_sets_hold_the_samples_and_are_small():
+    data = ROOT / "data"
+    asked, digest = read_examples(data / "instruct_open.json.xz", "output")
+    pairs, digest_of_pairs = read_examples(data / "prefs_open.jsonl.xz", "chosen", "rejected")
+    assert sum(path.stat().st_size for path in data.glob("*.xz")) < 4e6
+    readme = (data / "README.md").read_text(encoding="utf-8")
+    assert digest in readme and digest_of_pairs in readme
+    answers = {(e["instruction"], e["input"]): e["output"] for e in asked}
+    assert len(answers) == len(asked) == 16_884 and len(pairs) == 15_803
+    for e in read_examples(data / "instructions.json", "output")[0]:
+        assert answers[e["instruction"], e["input"]] == e["output"]
+    for e in pairs:
+        assert answers[e["instruction"], e["input"]] == e["chosen"] != e["rejected"]
+    whole = {json.dumps(e, sort_keys=True) for e in pairs}
+    sample, _ = read_examples(data / "preferences_sample.jsonl", "chosen", "rejected")
+    assert whole.issuperset(json.dumps(e, sort_keys=True) for e in sample)

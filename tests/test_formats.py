@@ -1,6 +1,9 @@
 """The forms of fine-tuning data that other programs write, read as the same conversations."""
+import bz2
 import csv
+import gzip
 import json
+import lzma
 import re
 
 import numpy as np
@@ -11,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nanoeuler as ne
+from nanoeuler_parts.checkpoint.file import sha256_of
 from nanoeuler_parts.tuning.dpo import DpoOptions, DpoRun
 from nanoeuler_parts.tuning.examples import (
     answered_in, asked_in, cut_versions, read_examples, read_file,
@@ -202,6 +206,29 @@ def test_columns_of_a_table_make_the_same_rows(ending, base, tmp_path):
     run_of = begin(base, tmp_path, path, SftOptions, SftRun, field=["=".join(x) for x in COLUMNS])
     assert all(map(np.array_equal, rows(run_of), want))
     assert run_of.ignored == ["id"] and len(want[0]) == 10
+
+
+PACK = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
+
+
+@pytest.mark.parametrize("ending", ["csv", "TSV", "parquet", "json", "jsonl"])
+def test_a_compressed_file_has_the_examples_and_the_digest_of_the_file(ending, tmp_path):
+    path = write_table(tmp_path / f"table.{ending.lower()}", ASK)
+    want = read_file(path, ["output"], ["=".join(x) for x in COLUMNS])
+    for suffix, pack in PACK.items():
+        packed = tmp_path / f"packed.{ending}{suffix}"
+        packed.write_bytes(pack(path.read_bytes()))
+        assert read_file(packed, ["output"], ["=".join(x) for x in COLUMNS]) == want
+        assert SftRun.digest_of(str(packed), None) == want.digest == sha256_of(path)
+
+
+@pytest.mark.parametrize("suffix", list(PACK))
+def test_a_damaged_compressed_file(suffix, tmp_path):
+    packed = PACK[suffix](json.dumps(ASK).encode() * 9)
+    for content in (packed[:-5], b"no archive", b""):
+        (tmp_path / f"a.json{suffix}").write_bytes(content)
+        with pytest.raises(ne.UserError, match=f"a.json{suffix}"):
+            read_examples(tmp_path / f"a.json{suffix}", "output")
 
 
 @pytest.mark.parametrize("settings, words", [

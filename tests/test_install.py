@@ -176,7 +176,8 @@ def test_make_clean_keeps_checkpoints(tmp_path):
 
 
 # ---- what pip installs
-SHIPPED = {"shakespeare.txt", "instructions.json", "preferences_sample.jsonl"}
+SHIPPED = {"shakespeare.txt", "instructions.json", "instruct_open.json.xz",
+           "preferences_sample.jsonl", "prefs_open.jsonl.xz"}
 MODEL = {"model.bin", "MODEL.md"}            # which any file stands in for
 
 

@@ -90,13 +90,17 @@ def unpacked(path):
     return opening(f) if opening else f
 
 @contextlib.contextmanager
+def unpacking():
+    """Turns the errors of damaged compressed files into a ValueError."""
+    try:
+        yield
+    except (EOFError, lzma.LZMAError, zlib.error) as e:
+        raise ValueError(f"the compressed file is damaged or incomplete ({e})") from None
+
+@contextlib.contextmanager
 def reading_corpus(path):
-    """`reading`, with the errors of damaged compressed files"""
-    with reading(path, "correct this file, or name others with --data"):
-        try:
-            yield
-        except (EOFError, lzma.LZMAError, zlib.error) as e:
-            raise ValueError(f"the compressed file is damaged or incomplete ({e})") from None
+    with reading(path, "correct this file, or name others with --data"), unpacking():
+        yield
 
 def document_in(record, field):
     """The document in a record of JSON: the record itself if it is a text, else its field"""

@@ -81,11 +81,11 @@ OPTIONS = [
            ".gz, .xz, .bz2, .zst, .jsonl and .parquet; if data/pretrain.txt exists, it replaces "
            "the default", several=True),
     Option("data", str, ANY, {"sft s": "data/instructions.json"},
-           "examples to train on: JSON, JSON lines, CSV or Parquet; if data/alpaca.json exists, it "
-           "replaces the default"),
+           "examples to train on: JSON, JSON lines, CSV or Parquet, also compressed (.gz, .xz, "
+           ".bz2, .zst); if data/alpaca.json exists, it replaces the default"),
     Option("data", str, ANY, {"dpo d": "data/preferences_sample.jsonl"},
-           "pairs to train on: JSON, JSON lines, CSV or Parquet; if data/preferences.jsonl exists, "
-           "it replaces the default"),
+           "pairs to train on: JSON, JSON lines, CSV or Parquet, also compressed (.gz, .xz, .bz2, "
+           ".zst); if data/preferences.jsonl exists, it replaces the default"),
 
     # Data: texts
     Option("field", str, ANY, {TEXTS: "text"},

@@ -518,7 +518,7 @@ EVAL_ARGUMENTS = (
         default=argparse.SUPPRESS, help="texts to measure: files, folders or patterns, as in "
         "train; may be given several times"),
     arg("--questions", type=file_name, help="file of questions, with answers or choices: JSON "
-        "lines, JSON, CSV or Parquet"),
+        "lines, JSON, CSV or Parquet, also compressed (.gz, .xz, .bz2, .zst)"),
     arg("--json", dest="report", type=file_name, help="JSON file to write, with all figures"),
     FORCE)
 

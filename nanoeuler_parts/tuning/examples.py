@@ -1,5 +1,5 @@
 """Reads training examples for sft and dpo: questions, conversations and preferences, in JSON, CSV
-or Parquet."""
+or Parquet.  Each of these files may be compressed."""
 import codecs
 import contextlib
 import csv
@@ -10,8 +10,9 @@ import os
 from functools import partial
 from typing import NamedTuple
 
-from bpe import need, read_bytes, reading, UserError
+from bpe import need, reading, UserError
 from nanoeuler import PROMPT
+from nanoeuler_parts.files.corpora import kind_of, unpacked, unpacking
 from nanoeuler_parts.files.texts import parse_json, record_lines
 from nanoeuler_parts.tuning.formats import (
     Advised, as_example, conversation, forms, is_blank, leading_systems, names_of, need_advised,
@@ -153,19 +154,24 @@ def need_json(text):
     need(not text or text[:1] in b"[{" or text[:1].isdigit(),
          f"expected a JSON list, or a JSON object on each line, found {first!r}")
 
+def content_of(path, remedy=EXAMPLES):
+    """The bytes of a file without its compression, and their SHA-256.  So a file keeps its digest
+    when it is compressed.     remedy: for a file that cannot be read"""
+    with at(path, remedy), unpacking(), unpacked(os.fspath(path)) as f:
+        content = f.read()
+    return content, hashlib.sha256(content).hexdigest()
+
 def read_entries(path, remedy=EXAMPLES):
-    """[(name for error messages, entry)] and the file's SHA-256.  An entry is any JSON value.
-    remedy: for a file that cannot be read, or is of another kind"""
-    with at(path, remedy):
-        text, name = read_bytes(path), os.fspath(path).lower()
-        digest = hashlib.sha256(text).hexdigest()
-    if name.endswith((".csv", ".tsv")):
+    """[(name for error messages, entry)] and the SHA-256 of `content_of`.  An entry is any JSON
+    value.     remedy: for a file that cannot be read, or is of another kind"""
+    (text, digest), (kind, _) = content_of(path, remedy), kind_of(os.fspath(path))
+    if kind in (".csv", ".tsv"):
         with at(path, "correct the table there"):
-            return rows_of_csv(text, "\t" if name.endswith(".tsv") else ","), digest
-    if name.endswith(".parquet"):
+            return rows_of_csv(text, "\t" if kind == ".tsv" else ","), digest
+    if kind == ".parquet":
         import pyarrow.parquet
         with at(path, "write it again as Parquet, or name another file"):
-            rows = pyarrow.parquet.read_table(path).to_pylist()
+            rows = pyarrow.parquet.read_table(io.BytesIO(text)).to_pylist()
             return [(f"example {i}", e) for i, e in enumerate(rows, 1)], digest
     plain = text.removeprefix(codecs.BOM_UTF8).lstrip()
     with at(path, remedy):

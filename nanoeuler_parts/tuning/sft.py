@@ -16,7 +16,6 @@ from nanoeuler_parts.chat.templates import (
     alpaca_instruction, default_system, is_alpaca, is_chatml,
 )
 from nanoeuler_parts.checkpoint.bundled import beside_program, BUNDLED
-from nanoeuler_parts.checkpoint.file import sha256_of
 from nanoeuler_parts.files.printing import counted, with_progress
 from nanoeuler_parts.files.texts import encode_cut
 from nanoeuler_parts.flags import arg, model_name, out, RUN, SHAPE
@@ -26,8 +25,8 @@ from nanoeuler_parts.runs.options import options_class
 from nanoeuler_parts.runs.run import ESTIMATE, FEWEST, Run
 from nanoeuler_parts.runs.start import launch
 from nanoeuler_parts.tuning.examples import (
-    answered_in, asked_in, columns_of, cut_versions, held_out, is_conversation, prompt_of,
-    question_hash, read_entries, read_file,
+    answered_in, asked_in, columns_of, content_of, cut_versions, held_out, is_conversation,
+    prompt_of, question_hash, read_entries, read_file,
 )
 from nanoeuler_parts.tuning.formats import as_example, words_of
 from nanoeuler_parts.tuning.rows import chatml_row, Examples
@@ -101,7 +100,7 @@ class SftRun(Run):
 
     @classmethod
     def digest_of(cls, data, options):
-        return sha256_of(data)
+        return content_of(data)[1]
 
     def read_data(self, start):
         """Reads and encodes the examples now, because the length of a row depends on them."""
