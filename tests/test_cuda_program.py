@@ -81,6 +81,29 @@ def test_the_life_of_a_model(life, text, tmp_path, monkeypatch, capsys):
         assert "answers what you type" in said and said.count("\n> ") == 4
 
 
+def test_rehearsal(life, text, tmp_path, capsys):
+    """The old examples of a model that learned data/instructions.json, and a model's own answers:
+    here it never ends one, so that there is nothing to rehearse."""
+    def write(name, n):
+        entries = [dict(instruction=f"Add {i} and {n}.", output="?") for i in range(n)]
+        (tmp_path / name).write_text(json.dumps(entries), encoding="utf-8")
+
+    (tmp_path / "data").mkdir()
+    write("data/instructions.json", 240)
+    write("new.json", 60)
+    tune = "--steps", 2, "--row-len", 160, "--batch", 640
+    for args in (("t", *life, "--steps", 2), ("s", "--data", "data/instructions.json", *tune),
+                 ("s", "nanoeuler_chat.bin", "--data", "new.json", "--out", "x.bin", *tune)):
+        assert verb(*args) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert "2 of 4 rows of each step, up to 4 examples of data/instructions.json" in said
+    assert "old questions: 0 of 200 right before the run, 0 after it" in said
+    assert verb("s", "--data", "new.json", "--out", "y.bin", *tune) == 0
+    assert verb("s", "y.bin", "--data", "new.json", "--out", "z.bin", "--rehearse", 0.5, *tune) == 2
+    said = capsys.readouterr()
+    assert "sampled 24,000 tokens" in said.out and "found none" in said.err
+
+
 def test_the_server_of_this_decoder(dry, checkpoint, monkeypatch):
     """The verb hands it over; and answers come from its slots, one after another, as from one."""
     got = {}

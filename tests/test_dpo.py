@@ -97,9 +97,9 @@ def test_gradient_equals_pytorchs(nll):
     run = SimpleNamespace(
         learned_reference=-reference, B=len(tokens), step=0, state=SimpleNamespace(micro_batch=2),
         model=model,
-        data=SimpleNamespace(batches=batches),
+        data=SimpleNamespace(batches=batches), new_examples=batches,
         losses=lambda *args: DpoRun.losses(run, *args),
-        options=DpoOptions(beta=0.7, nll=nll))
+        options=DpoOptions(beta=0.7, nll=nll, rehearse=0.0))
     weight, measures = DpoRun.ce_weights(run, tokens, targets)
     assert measures["loss"] == pytest.approx(loss.item(), rel=1e-12)
     model.gradient(tokens, targets, weight)              # leaves d loss / d logits in their place

@@ -387,8 +387,9 @@ def test_a_verb_loads_no_module_of_another():
     shared = ["interchange.forms", "interchange.gguf", "interchange.huggingface",
               "interchange.llama", "interchange.tokenizers"]
     tuning = ["tuning.examples", "tuning.formats"]
-    several = {"sft": [*tuning, "tuning.rows", "tuning.sft"],
-               "dpo": ["tuning.dpo", *tuning, "tuning.rows", "tuning.sft"],
+    learns = ["tuning.rehearsal", "tuning.rows"]
+    several = {"sft": [*tuning, *learns, "tuning.sft"],
+               "dpo": ["tuning.dpo", *tuning, *learns, "tuning.sft"],
                "eval": ["tools.evaluation", *tuning],
                "export": ["interchange.exporting", *shared],
                "import": sorted(["interchange.importing", *shared])}

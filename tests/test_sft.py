@@ -471,7 +471,8 @@ def test_a_run_takes_over_weights_and_ends_of_text_and_nothing_else(base, tmp_pa
     assert run.state == ne.State(kind="chat", bos="<s>", n_steps=run.state.n_steps,
                                  text_sha256=run.state.text_sha256, options=run.state.options,
                                  micro_batch=run.state.micro_batch, source=str(tmp_path / "a.bin"),
-                                 source_sha256=sha256_of(tmp_path / "a.bin"))
+                                 source_sha256=sha256_of(tmp_path / "a.bin"),
+                                 learned=[c.state.text_sha256])
 
 
 # ---- the run

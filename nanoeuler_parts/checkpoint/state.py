@@ -34,6 +34,15 @@ class State(Settings):
     source: str = ""           # name of the checkpoint that the run began with, and its digest
     source_sha256: str = ""
     options: dict = field(default_factory=dict)
+    learned: list = field(default_factory=list)        # SHA-256 of the examples that earlier runs
+                               # of sft and dpo trained this model on, the first run first
+    rehearsed_sha256: str = "" # of the old examples of `--rehearse`
+    own_answers: list = field(default_factory=list)    # [[question, input, answer]] of the model
+                               # that the run began with, which are its old examples
+    old_right: list = field(default_factory=list)      # numbers of the old questions that this
+                               # model answered right
+    old_known: list = field(default_factory=list)      # numbers of the old examples that this model
+                               # knew, the only ones that are rehearsed
     reference: list = field(default_factory=list)      # dpo: -log ref of every response, float; a
                                # tensor of the file.  Older files have it in the JSON header
 
@@ -48,6 +57,15 @@ class State(Settings):
         super().check()
         need(all(isinstance(name, str) for name in self.stops),
              f"stops: expected a list of names, found {self.stops}")
+        need(all(isinstance(x, str) for x in self.learned),
+             f"learned: expected a list of digests, found {self.learned!r:.60}")
+        need(all(isinstance(x, list) and len(x) == 3 and all(isinstance(text, str) for text in x)
+                 for x in self.own_answers), "own_answers: expected a list of lists [question, "
+             f"input, answer], found {self.own_answers!r:.60}")
+        for name in ("old_right", "old_known"):
+            numbers = getattr(self, name)
+            need(all(type(x) is int and x >= 0 for x in numbers),
+                 f"{name}: expected a list of whole numbers, found {numbers!r:.60}")
         need_thinking(self.thinking)
         texts = {name: getattr(self, name) for name in ("template", "bos", "eos")}
         for name, text in (texts | {f"stops[{i}]": x for i, x in enumerate(self.stops)}).items():

@@ -78,6 +78,14 @@ def ranked_run(run, ranks):
                 ranks.agree("", "the data")
             return data
 
+        def right_answers(self):
+            return super().right_answers() if first else []
+
+        def sample_answers(self, start, source, excluded):
+            need(ranks.size == 1, "--rehearse: the training examples of this model are unknown, "
+                 "and several GPUs cannot sample its own answers; use one GPU, or --rehearse 0")
+            return super().sample_answers(start, source, excluded)
+
         def stopping(self, caught):
             self.model.stopping = Stopping(caught)
             return self.model.stopping

@@ -123,6 +123,16 @@ OPTIONS = [
            "number of passes over the training examples; used if the number of steps is 0"),
     Option("epochs", float, (0.001, 1e6), {"dpo d": 1.0},
            "number of passes over the training pairs; used if the number of steps is 0"),
+    Option("rehearse", float, (0, 0.9), {"sft s": 0.5},
+           "fraction of the rows of each step that are examples which the model learned before, so "
+           "that it forgets fewer of them; 0: none. The default applies to models trained on "
+           "examples in data/, such as the bundled one; others rehearse only if the flag is given: "
+           "their own answers, sampled before the first step"),
+    Option("rehearse", float, (0, 0.9), {"dpo d": 0.5},
+           "fraction of the rows of each step that are examples which the model learned before, "
+           "trained with the weight --nll; 0: none. The default applies to models trained on "
+           "examples in data/, such as the bundled one, if --nll is not 0; others rehearse only if "
+           "the flag is given: their own answers, sampled before the first step"),
 
     # The loss and the schedule
     Option("cooldown", float, (0, 1), {TEXTS: 0.0},
@@ -192,7 +202,7 @@ WITHOUT = {"optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0, "cuts": 0.0,
            "cooldown": 0.0}
 # {setting: its value in runs that began before it existed}
 BEFORE = {"dtype": "f32", "optimizer": "adamw", "mtp_until": 1.0, "mtp_from": 1.0,
-          "newton_schulz": 5, "embedding_lr": 3.0}
+          "newton_schulz": 5, "embedding_lr": 3.0, "rehearse": 0.0}
 
 def value_for(verb, values):
     """(value,) of a verb in {verbs: value}, () if it has none"""

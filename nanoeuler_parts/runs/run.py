@@ -61,7 +61,7 @@ class Run:
     def __init__(self, out, start, options, engine=Model):
         """Prepares everything before the first step.  start: a Checkpoint of a run to resume, of a
         model to begin with, or of a shape alone (flat is None); engine: the class of the model"""
-        self.out, self.options = out, options
+        self.out, self.options, self.engine = out, options, engine
         self.is_resumed = bool(start.state.options)      # `fresh` leaves options empty
         self.has_saved = self.is_resumed
         self.state = s = replace(start.state, options=options.written())
@@ -416,6 +416,11 @@ class Run:
         prompt = self.tokenizer.encode_whole("\n")
         return self.continuation(n, prompt) if len(prompt) else ""
 
+    def begin(self):
+        """What a new run does before its first step"""
+        if self.validates_first:
+            self.validate()
+
     # ---- from the first step to the last
     def go(self):
         """Trains from the current step to the last one or Ctrl-C, saves, and prints a summary."""
@@ -424,8 +429,8 @@ class Run:
             self.log.begin(s, self.is_resumed)
             self.start_clock()
             try:
-                if s.step == 0 and self.validates_first:
-                    self.validate()
+                if s.step == 0:
+                    self.begin()
                 train(self, self.stopping(caught))
                 complete = self.step >= self.n_steps
                 final = self.final_validation() if complete else ""

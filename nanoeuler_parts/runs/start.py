@@ -197,7 +197,8 @@ def from_weights(run, file):
         template = template or "alpaca"
     return start._replace(moments=(), state=State(
         kind=run.kind or s.kind, bos=s.bos, eos=s.eos, stops=s.stops, template=template,
-        source=shown_name(file), source_sha256=sha256_of(file)))
+        source=shown_name(file), source_sha256=sha256_of(file),
+        learned=s.learned + ([s.text_sha256] if s.kind == "chat" and s.text_sha256 else [])))
 
 # With --init: tokens of a row, unless --seq-len is given, and the share of a new model's learning
 # rates that is the default (bench/NOTES.md)

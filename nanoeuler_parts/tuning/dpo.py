@@ -52,10 +52,13 @@ class DpoRun(SftRun):
     minimizes_bits = False
     overdone = "has learned the preferences of the training pairs", "how to write answers"
     answers = DpoOptions.answers
-    R, needs_chat = 2, True
+    R, needs_chat, rehearsing_rate = 2, True, 1.0
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
 
     def read_data(self, start):
+        o = self.options
+        need(o.nll or "rehearse" not in o.given or not o.rehearse, "--rehearse: expected --nll "
+             "above 0, the weight of old answers, found 0; add --nll 1, or use --rehearse 0")
         super().read_data(start)
         alike = [i for i, (e, _) in enumerate(self.encoded, 1) if e["chosen"] == e["rejected"]]
         n = len(self.encoded)
@@ -74,7 +77,7 @@ class DpoRun(SftRun):
 
     def __init__(self, *args, **named):
         super().__init__(*args, **named)
-        learned, tested = self.data.batches, self.data.responses
+        learned, tested = self.new_examples, self.data.responses
         if not self.state.reference:
             print("computing the log-probabilities of all pairs under the reference, once\n",
                   flush=True)
@@ -104,15 +107,22 @@ class DpoRun(SftRun):
 
     def ce_weights(self, tokens, targets):
         """Runs an extra forward pass, because the weight of a row depends on both responses of its
-        pair.  The option nll adds nll * mean(CE(y) / tokens of y) over the pairs to the loss."""
-        o, learned = self.options, self.data.batches
-        rows = learned.pick(self.step * self.B, self.B)
+        pair.  The option nll adds nll * mean(CE(y) / tokens of y) to the loss.  The mean is over
+        the chosen responses and the answers of the old examples, which come last in a step."""
+        o, learned, batches = self.options, self.new_examples, self.data.batches
+        rows = batches.pick(self.step * self.B, self.B)
+        if o.rehearse:
+            rows, _ = rows
+        n = len(rows)
         ce = self.losses(learned, rows)
         weight = np.zeros((self.B, len(targets)))        # heads 1.. get no weight
-        measures, weight[:, 0] = dpo_loss(ce, self.learned_reference[rows], o.beta)
-        chosen = slice(None, None, 2)
-        weight[chosen, 0] += 2 * o.nll / self.B / (targets[0, chosen] >= 0).sum(1)
+        measures, weight[:n, 0] = dpo_loss(ce, self.learned_reference[rows], o.beta)
+        answers = [*range(0, n, 2), *range(n, self.B)]
+        weight[answers, 0] += o.nll / len(answers) / (targets[0, answers] >= 0).sum(1)
         return weight, measures
+
+    def rehearses(self, sets):
+        return bool(sets) and self.options.nll > 0
 
     def against_forgetting(self):
         nll = self.options.nll

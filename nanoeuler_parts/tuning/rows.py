@@ -30,6 +30,11 @@ class Examples(Epochs):
                     self.answers[i, start:end] = part
                 start = end
 
+    def keep(self, rows):
+        """Drops all other rows.  They must be of one copy, with R = 1."""
+        self.n, self.rows, self.answers = len(rows), self.rows[rows], self.answers[rows]
+        self.epoch = None
+
     def batch(self, rows):
         """tokens (B, T), targets (P, B, T) of these rows, int32; -1 outside of the answers"""
         return np.maximum(self.rows[rows, :self.T], 0), targets_of(self.answers[rows], self.P)

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 from bisect import bisect_left
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
@@ -13,14 +13,14 @@ import numpy as np
 from bpe import need
 from nanoeuler import CHATML, CHATML_TOKENS
 from nanoeuler_parts.chat.templates import (
-    alpaca_instruction, default_system, is_alpaca, is_chatml,
+    alpaca_instruction, chat_ids, default_system, ends_of, is_alpaca, is_chatml,
 )
 from nanoeuler_parts.checkpoint.bundled import beside_program, BUNDLED
 from nanoeuler_parts.files.printing import counted, with_progress
 from nanoeuler_parts.files.texts import encode_cut
 from nanoeuler_parts.flags import arg, model_name, out, RUN, SHAPE
 from nanoeuler_parts.runs.data import DataSet, Validation
-from nanoeuler_parts.runs.guards import need_data
+from nanoeuler_parts.runs.guards import need_data, NEW_RUN
 from nanoeuler_parts.runs.options import options_class
 from nanoeuler_parts.runs.run import ESTIMATE, FEWEST, Run
 from nanoeuler_parts.runs.start import launch
@@ -29,6 +29,10 @@ from nanoeuler_parts.tuning.examples import (
     prompt_of, question_hash, read_entries, read_file,
 )
 from nanoeuler_parts.tuning.formats import as_example, words_of
+from nanoeuler_parts.tuning.rehearsal import (
+    answers_by, greedy_answers, is_right, known_sets, LONGEST_ROW, MixedBatches, of_own_answers,
+    KNOWN_LOSS, old_examples, OldExamples, own_questions, rows_rehearsed,
+)
 from nanoeuler_parts.tuning.rows import chatml_row, Examples
 
 CONTEXT = [f for f in SHAPE if f.name == "seq_len"]      # the only flag of a model's shape
@@ -93,6 +97,7 @@ class SftRun(Run):
     overdone = "has memorized the training examples", "how to answer others"     # and forgets
     minimizes_bits = True                    # dpo does not, so a small rise of bits is normal
     answers = SftOptions.answers             # the keys of the R responses
+    rehearsing_rate = 0.1                    # times the default --lr, in a run that rehearses
 
     @classmethod
     def need_data(cls, data, out):
@@ -109,6 +114,7 @@ class SftRun(Run):
         self.path = self.data_file()
         examples, self.digest, self.ignored = read_file(self.path, self.answers, o.field, o.ignore)
         self.same_data(self.digest)
+        source = replace(s)                  # the model that a fresh run begins with
         if not s.text_sha256:                # a fresh run; a resumed one keeps its template
             own, s.template = s.template, self.template_for(examples, tokenizer)
             lost = own and not is_alpaca(own) and s.template != own
@@ -122,6 +128,7 @@ class SftRun(Run):
             print(f"encoding {len(examples):,} examples", flush=True)
         self.encoded = [(e, self.rows_of(e, tokenizer))
                         for e in with_progress(examples, "encoding examples")]
+        self.old = self.find_old(start, source)
 
     def template_for(self, examples, tokenizer):
         """The template to train with; "" is Alpaca's.  --template takes precedence, then a chat
@@ -154,6 +161,8 @@ class SftRun(Run):
             return T
         lengths = [tokens_of(rows) for _, rows in self.encoded]
         longest = max((n for n in lengths if n <= most), default=most)
+        if o.rehearse:
+            longest = max(longest, min(LONGEST_ROW, most))
         T = min(-(-max(1, longest) // 32) * 32, most)
         self.set_option("row_len", T)
         return T
@@ -174,14 +183,15 @@ class SftRun(Run):
                 n_cut += 1
         return n_cut
 
-    def rows_of(self, example, tokenizer, cuts=0.0):
+    def rows_of(self, example, tokenizer, cuts=0.0, keys=()):
         """[asked, answered, asked, ...] for each of the R responses, as arrays of ids.  An answer
-        includes the token that ends it.  cuts: the share for `encode_cut`"""
+        includes the token that ends it.  cuts: the share for `encode_cut`.  keys: of the answers,
+        if they are not `self.answers`"""
         def encode(text, follows=True):
             return encode_cut(tokenizer, text.encode(), cuts, self.cut_rng, follows)
 
         asked = asked_in(example)
-        answers = [answered_in(example, key) for key in self.answers]
+        answers = [answered_in(example, key) for key in keys or self.answers]
         if self.state.template:
             default = default_system(self.state.template, asked)
             return [chatml_row([*default, *asked, *answer], len(default) + len(asked), tokenizer,
@@ -259,6 +269,122 @@ class SftRun(Run):
                 found.append((e, rows))
         return found if len(found) >= FEWEST else []
 
+    # ---- rehearsal
+    def rehearses(self, sets):
+        """Does a run rehearse if the user does not give --rehearse?"""
+        return bool(sets)
+
+    def find_old(self, start, source):
+        """The OldExamples of the model that the run began with.  Here a fresh run decides whether
+        it rehearses.     source: the State of that model"""
+        o, s, sets = self.options, self.state, known_sets(self.state.learned)
+        is_fresh, given = not s.text_sha256, "rehearse" in o.given
+        samples = bool(s.own_answers) or is_fresh and given and o.rehearse > 0 and not sets
+        old = OldExamples()
+        if samples or sets and (is_fresh or s.rehearsed_sha256):
+            excluded = {question_hash(e) for e, _ in self.encoded}
+            if samples:
+                s.own_answers = s.own_answers or self.sample_answers(start, source, excluded)
+            old = of_own_answers(s.own_answers) if samples else old_examples(sets, excluded)
+        digest = old.sha256 if old.rehearsed else ""
+        if is_fresh:
+            need(old.rehearsed or not (given and o.rehearse), "--rehearse: expected old examples "
+                 f"that are not in {self.path}, found none; use --rehearse 0")
+            if not old.rehearsed or not (given or self.rehearses(sets)):
+                self.set_option("rehearse", 0.0)
+            if o.rehearse and "lr" not in o.given:
+                self.set_option("lr", self.rehearsing_rate * o.lr)
+            s.rehearsed_sha256 = digest
+        need(digest == s.rehearsed_sha256, f"the examples that {self.out} rehearses have changed; "
+             f"restore data/, or {NEW_RUN}")
+        return old
+
+    def sample_answers(self, start, source, excluded):
+        """[[question, input, answer]] by the model that the run begins with"""
+        need(source.template, "--rehearse: expected a chat model, which has answers to rehearse, "
+             "found a base model; use --rehearse 0")
+        questions = own_questions(excluded)
+        prompts = [chat_ids(source.template, asked_in(e), source, start.tokenizer)
+                   for e in questions]
+        fits = [i for i, ids in enumerate(prompts) if len(ids) < start.cfg.seq_len]
+        self.engine.ready(self.options)
+        decoder = self.engine(start.cfg, start.flat, (), self.options).decoder()
+        return answers_by(decoder, [questions[i] for i in fits], [prompts[i] for i in fits],
+                          start.tokenizer, ends_of(source, start.tokenizer))
+
+    def rows_to_rehearse(self, val, tokenizer, most):
+        """The rows of up to `most` old examples, in an order that the seed decides.  Examples that
+        are longer than a row are left out, and so are those of the validation."""
+        found, validated = [], {question_hash(e) for e, _ in val}
+        for i in np.random.default_rng(self.options.seed).permutation(len(self.old.rehearsed)):
+            e = self.old.rehearsed[i]
+            several = len(answered_in(e, "output")) > 1
+            if several and not self.state.template or question_hash(e) in validated:
+                continue                     # Alpaca's template has one question
+            [row] = self.rows_of(e, tokenizer, keys=["output"])
+            if tokens_of([row]) <= self.T:
+                found.append(row)
+            if len(found) == most:
+                break
+        need(found, f"--rehearse: expected old examples of at most {self.T} tokens, found none; "
+             f"raise --row-len, or use --rehearse 0")
+        return found
+
+    def right_answers(self):
+        """The numbers of the old questions that the model answers right, word for word"""
+        rows = [self.rows_of(e, self.tokenizer, keys=["output"])[0] for e in self.old.asked]
+        fits = [i for i, row in enumerate(rows) if tokens_of([row]) <= self.model.cfg.seq_len]
+        if not fits:
+            return []
+        most = max(len(rows[i][1]) for i in fits)
+        replies = greedy_answers(self.model.decoder(), [rows[i][0].tolist() for i in fits],
+                                 self.tokenizer, ends_of(self.state, self.tokenizer), most)
+        return [i for i, reply in zip(fits, replies) if is_right(reply, self.old.asked[i])]
+
+    def keep_known(self):
+        """Rehearses only what the model still knows: old examples whose answers have a loss below
+        KNOWN_LOSS.  The others would teach it something new, at the expense of the rest."""
+        s, old = self.state, self.data.batches.old
+        loss = self.losses_of(old)
+        known = np.flatnonzero(loss < KNOWN_LOSS)
+        if len(known) < FEWEST:
+            known = np.arange(len(loss))
+        s.old_known = known.tolist()
+        old.keep(known)
+        self.batches.prepare(s.step * self.B, self.B)
+        print(f"rehearsing {len(known):,} of {counted(len(loss), 'old example')}: the answers that "
+              f"the model still knows, with a loss below {KNOWN_LOSS} nats per token", flush=True)
+
+    def losses_of(self, examples, most=sys.maxsize):
+        """The loss of the answers in each row, or in the first `most`, (n,), nats per token"""
+        found, micro, n = [], self.state.micro_batch, min(most, len(examples.rows))
+        for b in with_progress(range(0, n, micro), "reading examples"):
+            tokens, targets = examples.batch(slice(b, min(b + micro, n)))
+            found.append(self.model.losses(tokens, targets[0]) / (targets[0] >= 0).sum(1))
+        return np.concatenate(found)
+
+    def begin(self):
+        if self.options.rehearse and not self.state.own_answers:
+            self.keep_known()
+        super().begin()
+        n = len(self.old.asked)
+        if n:
+            self.state.old_right = self.right_answers()
+            right = len(self.state.old_right)
+            print(f"old questions: {right:,} of {n:,} answered right, word for word", flush=True)
+
+    def final_validation(self):
+        found, n, before = super().final_validation(), len(self.old.asked), self.state.old_right
+        if n:
+            now = self.right_answers()
+            kept = len({*now} & {*before})
+            self.write(step=self.step, old_asked=n, old_right_before=len(before),
+                       old_right=len(now), old_kept=kept)
+            share = f" ({kept / len(before):.0%})" if before else ""
+            print(f"\nold questions: {len(before):,} of {n:,} right before the run, {len(now):,} "
+                  f"after it; {kept:,} of the {len(before):,} are still right{share}", flush=True)
+        return found
+
     def load(self, cfg, tokenizer):
         """The ExampleSet of a file.  Examples that are empty or too long for a row are left out."""
         o, T, R = self.options, self.T, self.R
@@ -273,7 +399,9 @@ class SftRun(Run):
         hint = ""
         if n_long and not o.truncate and any(is_conversation(e) for e, _ in self.encoded):
             hint = " (--truncate cuts them)"
-        steps = o.steps or math.ceil(o.epochs * R * n / self.B)
+        n_old = rows_rehearsed(o.rehearse, self.B, R) if o.rehearse else 0
+        n_new = self.B - n_old               # rows of each step
+        steps = o.steps or math.ceil(o.epochs * R * n / n_new)
         if not self.state.text_sha256:       # suit a short run, which may have a few steps only
             suited = {"warmup": max(1, steps // 10), "eval_every": max(5, steps // 4)}
             for name in suited.keys() - o.given:
@@ -289,9 +417,17 @@ class SftRun(Run):
 
         learned, copies = [row for _, rows in train for row in rows], 1
         if o.cuts:                           # a copy per epoch, up to 16, each cut elsewhere
-            copies = min(16, math.ceil(steps * self.B / R / n))
+            copies = min(16, math.ceil(steps * n_new / R / n))
             learned = list(copied(o.cuts, copies))
-        batches = Examples(learned, T, cfg.n_mtp, o.seed, R, copies)
+        self.new_examples = batches = new = Examples(learned, T, cfg.n_mtp, o.seed, R, copies)
+        rehearses = []
+        if n_old:
+            rows = self.rows_to_rehearse(val, tokenizer, steps * n_old)
+            known = [rows[i] for i in self.state.old_known if i < len(rows)]     # if resumed
+            batches = MixedBatches(new, Examples(known or rows, T, cfg.n_mtp, o.seed), n_old)
+            rehearses = [("rehearses", f"{n_old} of {self.B} rows of each step, "
+                                       f"up to {counted(len(rows), 'example')} of "
+                                       f"{' and '.join(self.old.sets)}")]
         responses = Examples([row for _, rows in val for row in rows], T, cfg.n_mtp, o.seed, R)
 
         def n_bytes(part, keys):
@@ -303,10 +439,10 @@ class SftRun(Run):
         return ExampleSet(
             path=self.path, sha256=self.digest, tokenizer=tokenizer, batches=batches,
             validation=Validation(tokens, targets[0], n_bytes(val, self.answers[:1])),
-            bytes_per_token=learned_bytes / (batches.answers >= 0).sum(), steps=steps,
+            bytes_per_token=learned_bytes / (new.answers >= 0).sum(), steps=steps,
             table=[("examples", f"{self.path}, {n:,} for training, {held}"),
                   *([] if self.holds_out else [("validation", self.scope)]),
-                  ("template", "ChatML" if self.state.template else "Alpaca's"),
+                  *rehearses, ("template", "ChatML" if self.state.template else "Alpaca's"),
                   *([("ignored fields", shown(self.ignored))] if self.ignored else []),
                   *([("cut", f"{counted(self.n_cut, 'conversation')}, to fit a row of {T} tokens")]
                     if o.truncate else []),
@@ -333,6 +469,8 @@ class SftRun(Run):
         Other examples than held-out ones say nothing about the second.  If none is held out, all
         are meant to be learned, and a note says that they are not."""
         s, judged = self.state, self.holds_out and self.minimizes_bits
+        if self.options.rehearse and self.minimizes_bits:    # the step's loss has old examples
+            self.last_loss = float(self.losses_of(self.new_examples, ESTIMATE).mean())
         note = super().note_of_end(n, estimate) if judged else ""
         least = s.best + FORGOTTEN if n >= FEWEST else max(s.best + FORGOTTEN, RUINED * s.best)
         if self.last_loss > MEMORIZED and self.minimizes_bits and not self.holds_out:
@@ -360,7 +498,8 @@ class SftRun(Run):
         return f"{self.shorter()} or more examples"
 
     def against_forgetting(self):
-        return self.against_overfitting
+        more = "" if self.options.rehearse else ", or --rehearse 0.5"
+        return f"{self.against_overfitting}{more}"
 
     def where_best_is(self):
         return super().where_best_is() if self.holds_out and self.minimizes_bits else ""
