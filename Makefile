@@ -36,7 +36,7 @@ GPU_DEPS := $(VENV)/gpu
 GPU_BENCH_DEPS := $(VENV)/gpu-bench
 endif
 
-.PHONY: all train sft dpo chat serve tour check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline speedrun data data-books release help clean
+.PHONY: all train sft dpo chat serve tour check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline speedrun data data-books model release help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
@@ -122,6 +122,14 @@ data: $(DATA_DEPS)  ## fetch and prepare the large corpora: classics, GB=1 of we
 
 data-books: $(DATA_DEPS)  ## build data/books.txt, 200 MB of books and speeches, from pinned sources
 	$(PY) data/get_books.py
+
+# Exit code 3: the time of this part was up, and the same command continues.
+model: $(GPU_DEPS)  ## rebuild the bundled model on a GPU, in parts of nine minutes; needs data/books.txt
+	@$(PY) -c 'import os, sys; os.path.exists("data/books.txt") or sys.exit("data/books.txt: No such file; build it with make data-books")'
+	@while :; do \
+		$(PY) bench/make_model.py all --gpu --limit 9 $(ARGS); code=$$?; \
+		test $$code -eq 3 || exit $$code; \
+	done
 
 release: $(RELEASE_DEPS)  ## the model in the box for others, with its card and checksums, in dist/
 	$(PY) bench/release.py $(if $(filter file,$(origin MODEL)),,$(MODEL)) $(ARGS)

@@ -116,7 +116,10 @@ CASES = {
     "RunOptions.check": [options(dtype="f8"), options(newlines="dos"), options(optimizer="sgd"),
                          options(data="a\0")],
     "RunOptions.chosen": [lambda: TrainOptions.chosen(optimizer="adamw", muon_lr=0.1)],
-    "State.check": [state(stops=[5]), state(template="\ud800")],
+    "State.check": [state(stops=[5]), state(template="\ud800"), state(learned=[5]),
+                    state(own_answers=["abc"]), state(own_answers=[["a", "b"]]),
+                    state(own_answers=[["a", "b", 3]]), state(old_right=[True]),
+                    state(old_known=[-1])],
     "converted": [lambda: ne.converted(np.ones((2, 2), np.float32), "f8")],
     "compile_kernels": [lambda: compile_kernels("f8")],
     "need_data": [lambda path=path: need_data(path, "a.bin")

@@ -161,6 +161,27 @@ def test_make_help_lists_every_target(folder):
     assert said == set(phony.split()[1:])
 
 
+@pytest.mark.parametrize("last, code", [(0, 0), (1, 2)])
+def test_make_model_continues_until_it_is_done(last, code, tmp_path):
+    """Exit code 3 asks for the same command again.  Without data/books.txt, nothing begins."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("data", "bench"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "bench/make_model.py").write_text(
+        "import sys\n"
+        "with open('calls', 'a', encoding='utf-8') as f:\n"
+        "    f.write(' '.join(sys.argv[1:]) + '\\n')\n"
+        "n = len(open('calls', encoding='utf-8').readlines())\n"
+        f"sys.exit(3 if n < 3 else {last})\n", encoding="utf-8")
+    result = make(tmp_path, "model")
+    assert result.returncode == 2 and not (tmp_path / "calls").exists()
+    assert "data/books.txt: No such file; build it with make data-books" in result.stderr
+    (tmp_path / "data/books.txt").touch()
+    assert make(tmp_path, "model", "ARGS=--seed 2").returncode == code
+    calls = (tmp_path / "calls").read_text("utf-8").split("\n")
+    assert calls == ["all --gpu --limit 9 --seed 2"] * 3 + [""]
+
+
 def test_make_clean_keeps_checkpoints(tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
     kept = tmp_path / "nanoeuler.bin", tmp_path / ".venv" / "run", tmp_path / "nanoeuler.py"

@@ -127,6 +127,62 @@ def test_a_stage_goes_on_where_its_time_was_up(recipe, monkeypatch, capsys):
     assert recipe("pretrain") == 0 and not recipe.commands
 
 
+def test_the_data_are_those_of_the_repository_by_default(monkeypatch, tmp_path):
+    """All of them are there, but the text that make data-books builds."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import make_model
+    args = make_model.parse(["all", "--folder", str(tmp_path)])
+    assert args.text == str(ROOT / "data/books.txt") and not args.everyday
+    for path in (args.instructions, args.pairs, make_model.EVERYDAY):
+        assert os.path.exists(path)
+    assert {os.path.basename(x) for x in (args.text, args.instructions, args.pairs)} < (
+        make_model.OURS)
+    monkeypatch.setattr(make_model, "TEXT", tmp_path / "books.txt")
+    with pytest.raises(SystemExit, match="books.txt: No such file; build it with make data-books"):
+        make_model.main(["pretrain", "--folder", str(tmp_path / "made")])
+    with pytest.raises(SystemExit, match="mine.txt: No such file; name another --text"):
+        make_model.main(["pretrain", "--folder", str(tmp_path / "made"), "--text", "mine.txt"])
+
+
+def test_a_card_says_whether_the_model_can_be_rebuilt(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import make_model
+    names = "books.txt", "everyday.jsonl", "instruct_open.json.xz", "prefs_open.jsonl.xz"
+    figures = {"answers": 0.5, "text": 2.0, "prefers": [1, 2], "skill": {"sort": 3}}
+
+    def card(*names, device="NVIDIA H200"):
+        data = [{"file": name, "bytes": 5, "sha256": "0" * 64, "what": "?"}
+                for name in (*names, "examples.json")]
+        config = ne.asdict(ne.PRESETS["small"])
+        history = [{"stage": stage, "steps": 1, "tokens": 1, "seconds": 150, "bits_per_byte": 1.0,
+                    "options": {}} for stage in ("pretrain", "sft")]
+        return make_model.card_text({
+            "commit": "abc1234", "seed": 1, "kind": "chat", "device": device, "history": history,
+            "config": config, "parameters": 5, "sha256": "0" * 64, "bytes": 5, "data": data,
+            "mixture": {"examples": 1, "of_skill": 1, "skill_share_of_tokens": 0.2},
+            "held_out_answers": 1, "questions": 6, "float32": figures, "int8": figures,
+            "everyday": []})
+
+    ours = card(*names)
+    assert "**Made by**: `make model`, at commit abc1234" in ours
+    assert "**Rebuild it** with `make data-books` and `make model`, at commit abc1234" in ours
+    assert "takes 5 minutes on one GPU" in ours and "cannot rebuild" not in ours
+    assert " on one GPU" not in card(*names, device="2 threads")
+    other = card("mine.txt", *names[1:])
+    assert "**You cannot rebuild this file.** `mine.txt`: not distributed" in other
+    assert "Rebuild it" not in other and "all --gpu --text mine.txt" in other
+
+
+def test_a_command_whose_time_is_up_does_not_begin_to_measure(recipe, monkeypatch, capsys):
+    """The next one has all of its time for that."""
+    monkeypatch.setattr(recipe.module.pipeline, "complete", lambda path: True)
+    monkeypatch.setattr(recipe.module, "write_int8", lambda *args, **more: None)
+    assert recipe("quantize", "--limit", 9) == recipe("quantize") == 0
+    monkeypatch.setattr(recipe.module.time, "monotonic", iter([0.0, 9 * 60 - 100.0]).__next__)
+    assert recipe("quantize", "--limit", 9) == 3
+    assert "the same command measures" in capsys.readouterr().out
+
+
 def test_the_clock_ends_a_program_as_ctrl_c_does(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     import pipeline

@@ -72,7 +72,7 @@ def test_old_examples_are_asked_or_rehearsed_and_never_held_out():
     old = old_examples(["data/instruct_open.json.xz", "data/everyday.py"], new)
     asked, rehearsed = ({question_hash(e) for e in x} for x in (old.asked, old.rehearsed))
     assert len(old.asked) == len(asked) == rehearsal.ASKED and not asked & rehearsed
-    assert not any(map(held_out, old.asked + old.rehearsed)) and len(old.rehearsed) > 20_000
+    assert not any(map(held_out, old.asked + old.rehearsed)) and len(old.rehearsed) > 15_000
     again = old_examples(old.sets, new)
     assert again.sha256 == old.sha256 and again.asked == old.asked
     assert old_examples(old.sets, {*new, *list(rehearsed)[:1]}).sha256 != old.sha256
@@ -127,7 +127,7 @@ def test_a_run_rehearses_what_its_model_was_trained_on(here, capsys):
     """By default; the length in epochs is that of the new examples."""
     run(*TUNE[:6], "--epochs", 4, *TUNE[8:])
     said, state = capsys.readouterr().out, ne.read_checkpoint("x.bin").state
-    assert "rehearses        2 of 4 rows of each step, up to 40 examples of " in said
+    assert "rehearses        2 of 4 rows of each step, up to 80 examples of " in said
     assert (state.options["rehearse"], state.step) == (0.5, 20)          # 4 * 10 / 2
     assert state.options["lr"] == pytest.approx(2e-4)
     asked = re.findall(r"^old questions: (\d+) of 200 answered right", said, re.M)
@@ -147,7 +147,7 @@ def test_the_share_is_in_the_batches_and_no_old_row_is_asked_or_validated(here, 
     mixed, plain = runs
     assert (mixed.data.batches.n_old, mixed.B) == (1, 4)
     old = {row[row >= 0].tobytes() for row in mixed.data.batches.old.rows}
-    assert len(old) == 6                     # one for each step
+    assert len(old) == 12                    # two for each step, from which the best are taken
     rows_of_asked = [mixed.rows_of(e, mixed.tokenizer)[0] for e in mixed.old.asked]
     assert not old & {np.concatenate(row).tobytes() for row in rows_of_asked}
     assert not old & {row[row >= 0].tobytes() for row in mixed.data.responses.rows}
@@ -155,19 +155,14 @@ def test_the_share_is_in_the_batches_and_no_old_row_is_asked_or_validated(here, 
     assert plain.options.lr == pytest.approx(2e-3)       # the lower rate is that of rehearsal
 
 
-def test_only_what_the_model_still_knows_is_rehearsed(here, capsys, monkeypatch):
-    """Where enough of it is known; here every second old example is."""
-    losses = SftRun.losses_of
-
-    def half_known(self, examples, *more):
-        found = losses(self, examples, *more)
-        return np.where(np.arange(len(found)) % 2, 0.0, 9.0) if len(found) > 20 else found
-
-    monkeypatch.setattr(SftRun, "losses_of", half_known)
+def test_only_what_the_model_answers_right_is_rehearsed(here, capsys, monkeypatch):
+    """Where this is enough; here it is every second old example."""
     runs = []
+    monkeypatch.setattr(SftRun, "right_answers", lambda self, examples: [
+        *range(1, len(examples), 2)])
     monkeypatch.setattr(SftRun, "begin", lambda self, own=SftRun.begin: (
         runs.append((self, self.data.batches.old.rows)), own(self)))
-    for steps in (12, 3):
+    for steps in (6, 3):
         run(*TUNE[:7], steps, *TUNE[8:], "--force")
     (many, rows), (few, _) = runs
     old, known = many.data.batches.old, many.state.old_known
@@ -175,7 +170,7 @@ def test_only_what_the_model_still_knows_is_rehearsed(here, capsys, monkeypatch)
     tokens, _ = many.data.batches.take(0, many.B)
     assert all(x.tobytes() in {row[:160].tobytes() for row in np.maximum(rows[known], 0)}
                for x in tokens[2:])
-    assert few.data.batches.old.n == 6 and len(few.state.old_known) == 6     # too few are known
+    assert few.data.batches.old.n == 12 == len(few.state.old_known)      # six are too few
     assert "rehearsing 12 of 24 old examples" in capsys.readouterr().out
 
 

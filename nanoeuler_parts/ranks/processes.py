@@ -78,8 +78,9 @@ def ranked_run(run, ranks):
                 ranks.agree("", "the data")
             return data
 
-        def right_answers(self):
-            return super().right_answers() if first else []
+        def right_answers(self, examples):
+            """Asks on the first rank."""
+            return ranks.agree(super().right_answers(examples) if first else [], "right answers")
 
         def sample_answers(self, start, source, excluded):
             need(ranks.size == 1, "--rehearse: the training examples of this model are unknown, "

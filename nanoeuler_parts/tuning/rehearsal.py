@@ -43,7 +43,7 @@ LONGEST_ROW = 128    # tokens; rows of a run grow to this length, which holds ni
                      # examples, and longer ones are not rehearsed
 SAMPLED, SAMPLED_ASKED = 256, 64     # answers of the model itself: to rehearse, and to compare
 LONGEST_SAMPLED = 100        # tokens; a longer answer is not used
-KNOWN_LOSS = 0.3     # nats per token; answers with a larger loss are not known, and not rehearsed
+MOST_RECALLED = 1000         # old examples that are tried, to rehearse those answered right
 AT_ONCE = 64         # replies that are decoded at a time
 
 # ---- old examples
@@ -98,7 +98,7 @@ def old_examples(sets, excluded):
         chosen = [h for h in sorted(short) if h not in asked][:ASKED // len(sets)]
         old.asked += [short[h] for h in chosen]
         asked |= {*chosen}
-        old.rehearsed += found
+        old.rehearsed += filter(is_short, found)
     old.rehearsed = [e for e in old.rehearsed if question_hash(e) not in asked]
     return old
 

@@ -31,7 +31,7 @@ from nanoeuler_parts.tuning.examples import (
 from nanoeuler_parts.tuning.formats import as_example, words_of
 from nanoeuler_parts.tuning.rehearsal import (
     answers_by, greedy_answers, is_right, known_sets, LONGEST_ROW, MixedBatches, of_own_answers,
-    KNOWN_LOSS, old_examples, OldExamples, own_questions, rows_rehearsed,
+    MOST_RECALLED, old_examples, OldExamples, own_questions, rows_rehearsed,
 )
 from nanoeuler_parts.tuning.rows import chatml_row, Examples
 
@@ -313,47 +313,43 @@ class SftRun(Run):
                           start.tokenizer, ends_of(source, start.tokenizer))
 
     def rows_to_rehearse(self, val, tokenizer, most):
-        """The rows of up to `most` old examples, in an order that the seed decides.  Examples that
-        are longer than a row are left out, and so are those of the validation."""
+        """[(old example, its row)]: up to `most` of them, in an order that the seed decides.
+        Examples that are longer than a row are left out, and so are those of the validation."""
         found, validated = [], {question_hash(e) for e, _ in val}
         for i in np.random.default_rng(self.options.seed).permutation(len(self.old.rehearsed)):
             e = self.old.rehearsed[i]
-            several = len(answered_in(e, "output")) > 1
-            if several and not self.state.template or question_hash(e) in validated:
-                continue                     # Alpaca's template has one question
             [row] = self.rows_of(e, tokenizer, keys=["output"])
-            if tokens_of([row]) <= self.T:
-                found.append(row)
+            if tokens_of([row]) <= self.T and question_hash(e) not in validated:
+                found.append((e, row))
             if len(found) == most:
                 break
         need(found, f"--rehearse: expected old examples of at most {self.T} tokens, found none; "
              f"raise --row-len, or use --rehearse 0")
         return found
 
-    def right_answers(self):
-        """The numbers of the old questions that the model answers right, word for word"""
-        rows = [self.rows_of(e, self.tokenizer, keys=["output"])[0] for e in self.old.asked]
+    def right_answers(self, examples):
+        """The numbers of these old examples that the model answers right, word for word"""
+        rows = [self.rows_of(e, self.tokenizer, keys=["output"])[0] for e in examples]
         fits = [i for i, row in enumerate(rows) if tokens_of([row]) <= self.model.cfg.seq_len]
         if not fits:
             return []
         most = max(len(rows[i][1]) for i in fits)
         replies = greedy_answers(self.model.decoder(), [rows[i][0].tolist() for i in fits],
                                  self.tokenizer, ends_of(self.state, self.tokenizer), most)
-        return [i for i, reply in zip(fits, replies) if is_right(reply, self.old.asked[i])]
+        return [i for i, reply in zip(fits, replies) if is_right(reply, examples[i])]
 
     def keep_known(self):
-        """Rehearses only what the model still knows: old examples whose answers have a loss below
-        KNOWN_LOSS.  The others would teach it something new, at the expense of the rest."""
-        s, old = self.state, self.data.batches.old
-        loss = self.losses_of(old)
-        known = np.flatnonzero(loss < KNOWN_LOSS)
+        """Rehearses only what the model knows: the old examples that it answers right.  The others
+        would teach it something new, at the expense of the rest."""
+        s, n = self.state, len(self.recalled)
+        known = self.right_answers(self.recalled)
         if len(known) < FEWEST:
-            known = np.arange(len(loss))
-        s.old_known = known.tolist()
-        old.keep(known)
+            known = [*range(n)]
+        s.old_known = known
+        self.data.batches.old.keep(known)
         self.batches.prepare(s.step * self.B, self.B)
-        print(f"rehearsing {len(known):,} of {counted(len(loss), 'old example')}: the answers that "
-              f"the model still knows, with a loss below {KNOWN_LOSS} nats per token", flush=True)
+        print(f"rehearsing {len(known):,} of {counted(n, 'old example')}, those that the model "
+              f"answers right", flush=True)
 
     def losses_of(self, examples, most=sys.maxsize):
         """The loss of the answers in each row, or in the first `most`, (n,), nats per token"""
@@ -369,14 +365,14 @@ class SftRun(Run):
         super().begin()
         n = len(self.old.asked)
         if n:
-            self.state.old_right = self.right_answers()
+            self.state.old_right = self.right_answers(self.old.asked)
             right = len(self.state.old_right)
             print(f"old questions: {right:,} of {n:,} answered right, word for word", flush=True)
 
     def final_validation(self):
         found, n, before = super().final_validation(), len(self.old.asked), self.state.old_right
         if n:
-            now = self.right_answers()
+            now = self.right_answers(self.old.asked)
             kept = len({*now} & {*before})
             self.write(step=self.step, old_asked=n, old_right_before=len(before),
                        old_right=len(now), old_kept=kept)
@@ -422,7 +418,9 @@ class SftRun(Run):
         self.new_examples = batches = new = Examples(learned, T, cfg.n_mtp, o.seed, R, copies)
         rehearses = []
         if n_old:
-            rows = self.rows_to_rehearse(val, tokenizer, steps * n_old)
+            most = min(2 * steps * n_old, MOST_RECALLED)
+            found = self.rows_to_rehearse(val, tokenizer, most)
+            self.recalled, rows = [e for e, _ in found], [row for _, row in found]
             known = [rows[i] for i in self.state.old_known if i < len(rows)]     # if resumed
             batches = MixedBatches(new, Examples(known or rows, T, cfg.n_mtp, o.seed), n_old)
             rehearses = [("rehearses", f"{n_old} of {self.B} rows of each step, "
