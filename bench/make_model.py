@@ -50,6 +50,7 @@ from nanoeuler_parts.tuning.examples import (
 )
 from nanoeuler_parts.tuning.formats import words_of
 import pipeline
+import refusals
 from common import out_folder
 from nanoeuler_parts.chat.templates import default_system
 from nanoeuler_parts.checkpoint.file import sha256_of
@@ -60,7 +61,8 @@ TEXT = ROOT / "data" / "books.txt"
 INSTRUCTIONS = ROOT / "data" / "instruct_open.json.xz"
 PAIRS = ROOT / "data" / "prefs_open.jsonl.xz"
 EVERYDAY = ROOT / "data" / "everyday.py"     # which makes conversations
-PROMPTS = ROOT / "bench" / "everyday_prompts.jsonl"      # and must not make these
+PROMPTS = ROOT / "bench" / "everyday_prompts.jsonl"      # and must not make these, nor those of
+                                             # refusals.py
 RECIPE = {
     "pretrain": ["--n-layer", "7", "--n-embd", "384", "--n-head", "6", "--n-kv-head", "2",
                  "--head-dim", "64", "--n-hidden", "1152", "--seq-len", "512",
@@ -175,7 +177,8 @@ def everyday(args):
     path = args.folder / "everyday.jsonl"
     if not path.exists():
         subprocess.run([sys.executable, str(EVERYDAY), "--out", str(path), "--seed", str(args.seed),
-                        "--count", str(EVERYDAY_COUNT), "--exclude", str(PROMPTS)], check=True)
+                        "--count", str(EVERYDAY_COUNT), "--exclude", str(PROMPTS),
+                        "--exclude", str(refusals.PROMPTS)], check=True)
     return path
 
 
@@ -363,7 +366,9 @@ def evaluate(args):
         found[name]["skill"] = skill(ne.load(path, weights=weights), asked)
         print(f"{name}: {found[name]}", flush=True)
     prompts = lines_of(PROMPTS)
-    found["everyday"] = conversations(ne.load(rounded, temperature=0.0), prompts)
+    speaker = ne.load(rounded, temperature=0.0)
+    found["everyday"] = conversations(speaker, prompts)
+    found["refusals"] = refusals.summary(refusals.measure(speaker))
     (args.folder / "evaluation.json").write_text(json.dumps(found, indent=1, ensure_ascii=False),
                                                  encoding="utf-8")
     print(f"{args.folder / 'evaluation.json'} is written")
@@ -413,7 +418,7 @@ def card_text(e):
         "The model was taught to greet, to say what it is, and to answer short questions of a few "
         "kinds. It was also taught small tasks with words and numbers, and to begin a story. The "
         "tables and samples below show how well. Its limits:", "",
-        "- It knows next to nothing, and it does not know what it does not know.",
+        "- It knows next to nothing. It learned to say so, but often invents an answer.",
         "- Facts, sums and advice may be wrong, in fluent sentences.",
         "- It reads and writes English only.",
         "- Nothing was done to prevent harmful answers.",
@@ -428,9 +433,13 @@ def card_text(e):
     for kind in one["skill"]:
         lines.append(f"| unseen questions of skill, exact: {kind} | {one['skill'][kind]} | "
                      f"{other['skill'][kind]} |")
+    said = e["refusals"]
     lines += [
         f"| ... together, of {e['questions']} | {sum(one['skill'].values())} | "
         f"{sum(other['skill'].values())} |", "",
+        f"The model refuses to answer {said['refused']} of {said['of']} questions about things "
+        f"that do not exist, and {said['answerable_refused']} of {said['answerable']} answerable "
+        "ones (`python bench/refusals.py`).", "",
         f"Rounding to int8 changes the bits per byte of answers by "
         f"{percent(other['answers'] / one['answers'] - 1)}, and of text by "
         f"{percent(other['text'] / one['text'] - 1)}. In {ended} of {len(e['everyday'])} "

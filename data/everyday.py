@@ -1895,6 +1895,93 @@ def no_capital(d):
                      f"capital. | I know no capital of {place}: it "
                      f"{sort or 'is a land in stories'}.")]
 
+# ==== Things that do not exist ====
+# A question about a name that nobody has gets an answer that says so.  Questions of the same kinds
+# about real names come, too, so that a model learns to tell them apart.
+
+STARTS = """b bl br c cl cr d dr f fl g gl gr h j k kl kr l m n p pl pr qu r s sk sl sn st t th tr
+    v w y z zw""".split()
+MIDDLES = """b bb d dd ff gg l lb ld lk lm ll m mb mm n nd ng nn p rb rd rg rl rm rn rr rv s ss st
+    t th tt v x z zz""".split()
+REAL = {x.lower().removeprefix("the ") for x in [
+    *CAPITAL_OF, *CAPITAL_OF.values(), *NAMES, *banks.TOWNS, *banks.WORDS,
+    *(row[0] for bank in (banks.ANIMALS, banks.PLANETS, banks.PLAYS, banks.BOOKS)
+      for row in rows(bank))]}
+
+def invented(d, ends):
+    """A word that there is not, in small letters, with one of these endings"""
+    while True:
+        word = d.pick(STARTS) + d.pick("aeiou") + d.pick(MIDDLES)
+        if d.chance(0.3):
+            word += d.pick("aeiou") + d.pick("l m n r s t v".split())
+        word += d.pick(ends.split())
+        if word not in REAL:
+            return word
+
+NEVER = """[I know no {what} called {x}|I know of no {what} called {x}|There is no {what} called {x}
+    that I know of], so [{so}|I cannot tell you that]. | I have never heard of [a {what}|any {what}]
+    called {x}, so {so}. | I [do not know|know nothing of] {x}: I think there is no such {what}. |
+    [I am sorry, I|I] do not know {x}. [Maybe it is made up|I think it does not exist|Perhaps nobody
+    has that name], so {so}."""
+
+NO_SUCH_ROWS = rows(banks.NO_SUCH)
+IN_SMALL = "animal unit plant metal machine sport dance".split()
+
+@kind(18)
+def no_such_thing(d):
+    what, ends, asked, so = d.deal(NO_SUCH_ROWS)
+    word = invented(d, ends)
+    shown = word if what in IN_SMALL else capitalized(word)
+    x = name(shown)
+    asked = d.say(d.pick(phrases(asked)), x=x, a=("an " if word[0] in "aeiou" else "a ") + x)
+    answer = d.say(NEVER, what=what, x=shown, so=so)
+    answer = re.sub(r"\ba (?=(animal|instrument)\b)", "an ", answer)
+    return [typed(d, asked), spoken(answer)]
+
+TITLES = phrases("""The {adjective} {noun};The {noun} of {place};A {noun} in {place};The Last
+    {noun};{adjective} {noun}s;The {noun} and the {other};Letters to a {adjective} {noun};The Day of
+    the {adjective} {noun};Seven {noun}s;Under the {adjective} {noun}""")
+ADJECTIVES = """Glass Silent Crimson Hollow Velvet Wooden Frozen Burning Paper Golden Crooked
+    Distant Gentle Broken Sleeping Copper Pale Salt Iron Quiet""".split()
+NOUNS = """Heron Lantern Orchard Mirror Harbor Compass Sparrow Ladder Piano Bell Anchor Candle
+    Violin Garden Engine Letter Bridge Feather Tower Umbrella""".split()
+
+@kind(2)
+def no_such_book(d):
+    noun, other = d.some(NOUNS, 2)
+    title = d.pick(TITLES).format(noun=noun, other=other, adjective=d.pick(ADJECTIVES),
+                                  place=capitalized(invented(d, "ania ovia burg ton aven")))
+    x = name(title)
+    what = d.pick(["book", "novel", "play", "poem", "film", "song"])
+    verb = {"film": "made", "song": "sang"}.get(what, "wrote")
+    asked = d.say(f"""who {verb} {x} | who {verb} the {what} {x} | what is the {what} {x} about |
+        what is {x} about | who is the hero of {x} | how does the {what} {x} end | have you read {x}
+        | tell me about the {what} {x} | what happens in {x} | when did the {what} {x} appear""")
+    return [typed(d, asked), d.answer(f"""I know no {what} called {title}, so I cannot tell you
+        about it. | I have never heard of {title}. [I think there is no such {what}|Maybe it does
+        not exist|Perhaps it is made up]. | There is no {what} called {title} that I know of. | I do
+        not know {title}, so I cannot say who {verb} it.""")]
+
+ABSTRACT_ROWS = [(subject, what, sort)
+                 for subjects, what, sort in (line.split(" = ") for line in joined(banks.ABSTRACT))
+                 for subject in subjects.split("|")]
+LACKS_ROWS = [line.split(": ") for line in joined(banks.LACKS)]
+
+@kind(2.5)
+def no_such_property(d):
+    (subject, what, sort), (lack, asked) = d.deal(ABSTRACT_ROWS), d.deal(LACKS_ROWS)
+    no, asked = f"no {lack}", d.say(d.pick(phrases(asked)), x=subject)
+    return [typed(d, asked), d.answer(f"""{capitalized(subject)} is {what}, and {sort} have {no}. |
+        {capitalized(subject)} has {no}: it is {what}. | {capitalized(subject)} is {what}, so it has
+        {no}. | I cannot say that: {sort} have {no}.""")]
+
+@kind(10)
+def such_things(d):
+    """The same questions about real names"""
+    draw = d.pick([capital, capital, capital_of, language, currency, animals, animals, planets,
+                   units, colours, books, plays])
+    return draw(d)
+
 @kind(3)
 def large_sums(d):
     x, y = d.number(1000, 99999), d.number(100, 99999)
@@ -2059,14 +2146,15 @@ def main(argv=None):
                         "default is replaced without it")
     parser.add_argument("--count", type=int, default=8000, help="about how many conversations")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--exclude", type=Path, help="JSON Lines of prompts: what is asked there "
-                        "in more than two words is not asked here")
+    parser.add_argument("--exclude", type=Path, action="append", default=[], metavar="FILE",
+                        help="JSON Lines of prompts: what is asked there in more than two words is "
+                        "not asked here; may be given several times")
     parser.add_argument("--show", type=int, default=0, help="print so many of them")
     o = parser.parse_args(argv)
     try:
         if o.out.exists() and o.out != usual and not o.force:
             raise ValueError(f"{o.out} exists; another --out keeps it, --force replaces it")
-        exclude = excluded(o.exclude) if o.exclude else frozenset()
+        exclude = frozenset().union(*map(excluded, o.exclude))
         entries, left_out = conversations(o.count, o.seed, exclude)
         lines = "".join(json.dumps(e, ensure_ascii=False) + "\n" for e in entries)
         o.out.write_text(lines, encoding="utf-8")

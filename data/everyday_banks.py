@@ -2904,3 +2904,85 @@ VERSE_THINGS = """pizza;bread;soup;coffee;tea;cheese;chocolate;music;football;sc
 ;books
 ;a horse;my sister;my brother;my father;the mountains;the desert;flowers;Christmas;apples;a pirate
 ;a star;the sky;sugar;potatoes;my grandma;a bear;a fox;an elephant;the baker;science;the piano"""
+
+# What there would be | endings of its name | questions | what cannot be said
+NO_SUCH = """
+country | ania ovia istan land onia ara ium ea | what is the capital of {x}; which city is the
+  capital of {x}; capital of {x}; {x} capital; tell me the capital of {x}; what's the capital city
+  of {x}; name the capital of {x}; do you know the capital of {x} | I cannot name its capital
+country | ania ovia istan land onia ara ium ea | what language do people speak in {x}; which
+  language is spoken in {x}; language of {x}; what do they speak in {x} | I cannot name its
+  language
+country | ania ovia istan land onia ara ium ea | what is the currency of {x}; what money do they
+  use in {x}; which currency has {x}; how do people pay in {x} | I cannot name its money
+country | ania ovia istan land onia ara ium ea | where is {x}; on which continent is {x}; how many
+  people live in {x}; how large is {x}; who is the president of {x}; what is {x} known for; what
+  is the flag of {x} | I cannot say anything about it
+city | burg ville ton opolis aven grad mouth stad | in which country is {x}; where is the city of
+  {x}; where is {x}; how many people live in {x}; what country is {x} in; which country has the
+  capital {x} | I cannot say where it is
+river | a e o er en is ow | how long is the river {x}; where is the river {x}; into which sea does
+  the {x} river flow; where does the river {x} begin; which cities lie on the river {x} | I cannot
+  say where it flows
+mountain | ak or un horn spitz berg | how high is mount {x}; where is mount {x}; who first climbed
+  mount {x}; how tall is mount {x}; in which country is mount {x} | I cannot say how high it is
+animal | in ok le er ax uff imp ub oo | what does {a} eat; what sound does {a} make; how many legs
+  does {a} have; where does {a} live; what is a young {x} called; what is a baby {x} called; how
+  big is {a}; can {a} fly; is {a} a mammal; how long does {a} live | I cannot say how it lives
+planet | on ar us ax ion oth | how far is the planet {x} from the sun; what color is the planet
+  {x}; how many moons has the planet {x}; which place has the planet {x}; how big is the planet
+  {x}; who discovered the planet {x} | I cannot describe it
+unit | ick od le et im um | how many {x}s are in a meter; how many {x}s are in an hour; how many
+  seconds is a {x}; how many meters has a {x}; how many {x}s make a kilogram; how long is a {x} |
+  I cannot count it
+plant | wort berry root fruit bloom leaf nut | what color is the {x}; what does {x} taste like;
+  where does {x} grow; can i eat {x}; how do you cook {x}; is {x} healthy | I cannot describe it
+metal | ium ine ite onium | what color is {x}; what is {x} used for; who discovered {x}; how heavy
+  is {x}; where do people find {x}; at what temperature does {x} melt | I cannot describe it
+machine | ator ograph ometer oscope | who invented the {x}; when was the {x} invented; how does a
+  {x} work; what is a {x} used for; how much does a {x} cost | I cannot say who made it
+king | us or ric dan wyn eth o | who was king {x}; when did king {x} rule; which country did king
+  {x} rule; who was the wife of king {x}; where is king {x} buried; when was king {x} born; how
+  did king {x} die | I cannot tell you about him
+battle | en burg ford wick field | who won the battle of {x}; when was the battle of {x}; where
+  was the battle of {x}; who fought in the battle of {x}; why was the battle of {x} fought | I
+  cannot say who won
+treaty | en burg ford wick aux | when was the treaty of {x} signed; who signed the treaty of {x};
+  what was the treaty of {x} about | I cannot say who signed it
+language | ese ish ian ari | where do people speak {x}; how many people speak {x}; how do you say
+  hello in {x}; is {x} hard to learn | I cannot say who speaks it
+sport | ball oo ing etto | what are the rules of {x}; how many players has a {x} team; how do you
+  play {x}; who is the best {x} player; who invented {x} | I cannot explain its rules
+dance | ella ango ka olo | how do you dance the {x}; where does the {x} come from; who invented
+  the dance {x} | I cannot describe it
+holiday | mas tide nacht ival | when is {x}; who celebrates {x}; what do people eat at {x}; why do
+  people celebrate {x} | I cannot say when it is
+"""
+
+# What it is called | what it is | the sort, which lacks what is asked for
+ABSTRACT = """
+Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday = a day = days
+January|March|April|May|July|August|October|December = a month = months
+the number seven|the number three|the number ten|the number forty = a number = numbers
+the letter B|the letter Q|the letter M = a letter = letters
+an idea|a thought|a dream|a memory|a wish = something in the mind = such things
+a secret|a promise|a rumor|a joke = something that people tell = such things
+tomorrow|yesterday|the future|the past = a time = times
+happiness|sadness|love|anger|courage|hope = a feeling = feelings
+silence = the absence of sound = such things
+music|a melody|an echo = something to hear = sounds
+the alphabet|grammar|a question|a word = a part of language = such things
+friendship|justice|freedom|luck = an idea = ideas
+"""
+
+# what is asked for: questions
+LACKS = """
+color: what color is {x}; which color has {x}; what is the color of {x}
+weight: how much does {x} weigh; how heavy is {x}; what is the weight of {x}
+taste: what does {x} taste like; how does {x} taste
+capital: what is the capital of {x}; which city is the capital of {x}
+birthday: when is the birthday of {x}; when was {x} born
+address: where does {x} live; what is the address of {x}; what is the phone number of {x}
+king: who is the king of {x}; who is the president of {x}
+legs: how many legs does {x} have; how many legs has {x}
+"""

@@ -305,7 +305,7 @@ def test_stories_keep_to_their_subject(entries):
     for e in of_kind(entries, "stories"):
         story = answered(e)[0]
         assert 3 <= len(re.findall(r'[.!?]"?(?= |$)', story)) <= 12, e
-        question = re.sub("fairy tale|teacher asks", "", asked(e)[0].lower())
+        question = re.sub(r"fairy t\w+|teacher asks", "", asked(e)[0].lower())
         about = [h for h in heroes if re.search(rf"\b{h}\b", question)]
         assert not about or any(h in story for h in about), e
 
@@ -356,3 +356,83 @@ def test_slips_spare_what_is_worked_on():
         text = everyday.typed(d, "please " + everyday.keep("garden window") + " in reverse order")
         assert "garden window" in text
         assert "berlin" in everyday.typed(d, "the capital is " + everyday.name("Berlin")).lower()
+
+
+# ---- things that do not exist ----
+def of_refusals(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import refusals
+    return refusals
+
+
+NO_SUCH = "no_such_thing", "no_such_book", "no_such_property", "unknown_people", "no_capital"
+
+
+def test_answers_about_things_that_do_not_exist_say_so(entries, monkeypatch):
+    """All of them refuse, and nearly no answer about what exists does."""
+    refuses = of_refusals(monkeypatch).refuses
+    for e in of_kind(entries, *NO_SUCH, "unknown_words"):
+        assert refuses(answered(e)[0]), e
+    real = of_kind(entries, "such_things", "capital", "capital_of", "animals", "planets", "units",
+                   "colours", "books", "plays", "sums", "language", "currency", "opposites")
+    wrong = [e for e in real if refuses(answered(e)[0]) and "no legs" not in answered(e)[0]]
+    assert not wrong
+
+
+def test_a_reason_names_the_thing(entries):
+    """Of which no name is real."""
+    for e in of_kind(entries, "no_such_thing"):
+        [question], [answer] = asked(e), answered(e)
+        found = {w for w in re.findall(r"[a-z]{4,}", answer.lower()) if w in question.lower()}
+        assert found - {"that", "there", "know", "such", "what"}, e
+    d = everyday.Draw(7)
+    names = [everyday.invented(d, "a e o us") for _ in range(3000)]
+    assert not {*names} & everyday.REAL and len({*names}) > 2000
+    assert {"paris", "france", "cow", "mars", "anna"} <= everyday.REAL
+    assert len(of_kind(entries, "no_such_thing")) >= 0.01 * len(entries)
+
+
+def test_there_are_as_many_answerable_questions_of_these_kinds(entries):
+    kinds = "such_things", "capital", "capital_of", "animals", "planets", "units", "books", "plays"
+    assert len(of_kind(entries, *kinds)) >= 2 * len(of_kind(entries, *NO_SUCH))
+
+
+def test_no_question_of_the_measurement_is_learned(monkeypatch, tmp_path):
+    """Nor a name of it."""
+    refusals = of_refusals(monkeypatch)
+    prompts, path = refusals.prompts(), tmp_path / "made.jsonl"
+    assert [x["id"] for x in prompts] == [*range(1, 101)]
+    assert sum(x["exists"] for x in prompts) == 50
+    prompts_files = [ROOT / "bench" / f"{x}_prompts.jsonl" for x in ("everyday", "refusal")]
+    assert everyday.main(["--out", str(path), "--count", "24000", *(
+        x for file in prompts_files for x in ("--exclude", str(file)))]) == 0
+    made = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
+    questions = {everyday.letters_of(x) for e in made for x in asked(e)}
+    assert not questions & {everyday.letters_of(x["turns"][0]) for x in prompts}
+    learned = {w for e in made for x in asked(e) for w in words_in(x)}
+    names = re.findall(r"(?<!^)\b[A-Z][a-z]{5,}", "\n".join(x["turns"][0] for x in prompts[:45]))
+    assert len(names) > 25
+    known = {"capital", "country", "mount", "norway", "brazil", "robots", "hamlet", "marble",
+             "octopus", "shakespeare", "tailor", "emperor", "queen"}
+    assert {x.lower() for x in names} & learned <= known
+
+
+def test_refusals_are_counted(monkeypatch):
+    """By hand, for a speaker of two sentences."""
+    refusals = of_refusals(monkeypatch)
+
+    class Speaker:
+        def generate(self, asked, **settings):
+            return [type("Reply", (), {"answer": "I know no such thing." if i % 2 else "Yes."})
+                    for i in range(len(asked))]
+
+    found = refusals.measure(Speaker())
+    assert refusals.summary(found) == {"refused": 25, "of": 50, "answerable_refused": 25,
+                                       "answerable": 50, "answerable_correct": 3}
+    for answer in ("I do not know that.", "There is no country called X that I know of.",
+                   "Days have no color.", "I have never heard of it.",
+                   "Mars is a planet and has no capital."):
+        assert refusals.refuses(answer)
+    for answer in ("Yes, I know Rome.", "Oslo.", "A snake has no legs and no ears.", "No."):
+        assert refusals.refuses(answer) == ("no legs" in answer)
+    assert refusals.is_correct("It is Oslo.", ["oslo"]) and not refusals.is_correct("x", ["oslo"])
