@@ -210,15 +210,22 @@ def test_both_pictures_of_the_steps_show_what_lens_prints(monkeypatch):
 
 @pytest.mark.slow
 def test_what_the_bundled_model_has_met_before(tmp_path):
-    """Page 1, README and the card count in the conversations that the card names."""
-    path = tmp_path / "everyday.jsonl"
-    command = (ROOT / "data/README.md").read_text(encoding="utf-8")
-    [words] = re.findall(r"^\$ python (data/everyday\.py --count .*)$", command, re.M)
-    subprocess.run([sys.executable, *words.split(), "--out", str(path)], cwd=ROOT, check=True)
-    raw = path.read_bytes()
-    card = (ROOT / "data/MODEL.md").read_text(encoding="utf-8")
+    """Page 1, README and the card count in the conversations that the card names, made by the
+    script of the commit that the card names."""
+    path, card = tmp_path / "everyday.jsonl", (ROOT / "data/MODEL.md").read_text(encoding="utf-8")
+    [commit] = re.findall(r"at commit (\w+)", card)
+    [words] = re.findall(r"`python data/everyday\.py (--count .*?)`", card)
+    for name in "everyday.py", "everyday_banks.py":
+        shown = subprocess.run(["git", "show", f"{commit}:data/{name}"], cwd=ROOT,
+                               capture_output=True)
+        if shown.returncode:
+            pytest.skip(f"this copy has no commit {commit}")
+        (tmp_path / name).write_bytes(shown.stdout)
+    subprocess.run([sys.executable, str(tmp_path / "everyday.py"), *words.split(), "--out",
+                    str(path)], cwd=ROOT, check=True)
+    raw, about = path.read_bytes(), (ROOT / "data/README.md").read_text(encoding="utf-8")
     digest = hashlib.sha256(raw).hexdigest()[:16]
-    assert f"`everyday.jsonl` | {len(raw):,} | `{digest}`" in card and words in card
+    assert f"`everyday.jsonl` | {len(raw):,} | `{digest}`" in card and f"commit {commit}" in about
     found = raw.decode().lower().splitlines()
     count = {text: sum(text in line for line in found) for text in (
         "capital of norway", "hello, bud", "how does the ocean say hello", "sleeping bull",
