@@ -129,7 +129,7 @@ def test_a_run_rehearses_what_its_model_was_trained_on(here, capsys):
     said, state = capsys.readouterr().out, ne.read_checkpoint("x.bin").state
     assert "rehearses        2 of 4 rows of each step, up to 80 examples of " in said
     assert (state.options["rehearse"], state.step) == (0.5, 20)          # 4 * 10 / 2
-    assert state.options["lr"] == pytest.approx(2e-4)
+    assert state.options["lr"] == pytest.approx(5e-5)
     asked = re.findall(r"^old questions: (\d+) of 200 answered right", said, re.M)
     after = re.findall(r"^old questions: (\d+) of 200 right before the run, (\d+) after it; (\d+) "
                        r"of the (\d+) are still right", said, re.M)

@@ -124,15 +124,16 @@ OPTIONS = [
     Option("epochs", float, (0.001, 1e6), {"dpo d": 1.0},
            "number of passes over the training pairs; used if the number of steps is 0"),
     Option("rehearse", float, (0, 0.9), {"sft s": 0.5},
-           "fraction of the rows of each step that are examples which the model learned before, so "
-           "that it forgets fewer of them; 0: none. The default applies to models trained on "
-           "examples in data/, such as the bundled one; others rehearse only if the flag is given: "
-           "their own answers, sampled before the first step"),
+           "fraction of the rows of each step that are examples which the model learned before and "
+           "answers right, so that it forgets fewer of them; --lr is then 5e-05 by default; 0: "
+           "none. The default applies to models trained on examples in data/, such as the bundled "
+           "one; others rehearse only if the flag is given: their own answers, sampled before the "
+           "first step"),
     Option("rehearse", float, (0, 0.9), {"dpo d": 0.5},
-           "fraction of the rows of each step that are examples which the model learned before, "
-           "trained with the weight --nll; 0: none. The default applies to models trained on "
-           "examples in data/, such as the bundled one, if --nll is not 0; others rehearse only if "
-           "the flag is given: their own answers, sampled before the first step"),
+           "fraction of the rows of each step that are examples which the model learned before and "
+           "answers right, trained with the weight --nll; 0: none. The default applies to models "
+           "trained on examples in data/, such as the bundled one, if --nll is not 0; others "
+           "rehearse only if the flag is given: their own answers, sampled before the first step"),
 
     # The loss and the schedule
     Option("cooldown", float, (0, 1), {TEXTS: 0.0},

@@ -97,7 +97,8 @@ class SftRun(Run):
     overdone = "has memorized the training examples", "how to answer others"     # and forgets
     minimizes_bits = True                    # dpo does not, so a small rise of bits is normal
     answers = SftOptions.answers             # the keys of the R responses
-    rehearsing_rate = 0.1                    # times the default --lr, in a run that rehearses
+    rehearsing_rate = 0.025                  # times the default --lr, in a run that rehearses: a
+                                             # higher rate forgets more (bench/NOTES.md)
 
     @classmethod
     def need_data(cls, data, out):
@@ -473,7 +474,8 @@ class SftRun(Run):
         least = s.best + FORGOTTEN if n >= FEWEST else max(s.best + FORGOTTEN, RUINED * s.best)
         if self.last_loss > MEMORIZED and self.minimizes_bits and not self.holds_out:
             return (f"the model has not learned all answers yet: its loss is "
-                    f"{self.last_loss:.2f}, and should be below {MEMORIZED}; use {self.longer()}")
+                    f"{self.last_loss:.2f}, and should be below {MEMORIZED}; use {self.longer()}"
+                    f"{f', or --lr {4 * self.options.lr:g}' if self.options.rehearse else ''}")
         if self.last_loss > MEMORIZED or estimate <= least:
             return note
         learned, forgotten = self.overdone
