@@ -96,7 +96,7 @@ def test_rehearsal(life, text, tmp_path, capsys):
                  ("s", "nanoeuler_chat.bin", "--data", "new.json", "--out", "x.bin", *tune)):
         assert verb(*args) == 0, capsys.readouterr().err
     said = capsys.readouterr().out
-    assert "2 of 4 rows of each step, up to 8 examples of data/instructions.json" in said
+    assert "4 of 8 rows of each step, up to 16 examples of data/instructions.json" in said
     assert "old questions: 0 of 200 right before the run, 0 after it" in said
     assert verb("s", "--data", "new.json", "--out", "y.bin", *tune) == 0
     assert verb("s", "y.bin", "--data", "new.json", "--out", "z.bin", "--rehearse", 0.5, *tune) == 2

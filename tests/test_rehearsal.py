@@ -109,17 +109,10 @@ def test_a_step_has_its_share_of_old_rows_and_each_epoch_all_new_ones():
     assert sorted(seen[:3, 2:].ravel()) == [*range(50, 59)]
 
 
-@pytest.mark.parametrize("share, B, R, n", [
-    (0.5, 16, 1, 8), (0.9, 4, 1, 3), (0.01, 4, 1, 1), (0.5, 8, 2, 4), (0.3, 10, 2, 4),
-    (0.9, 4, 2, 2)])
-def test_both_kinds_are_in_every_step(share, B, R, n):
-    assert rows_rehearsed(share, B, R) == n
-
-
-def test_a_step_of_one_row_cannot_be_shared():
-    with pytest.raises(ne.UserError, match="--rehearse: expected a batch of at least 4 rows.*found "
-                                           "2; raise --batch, or use --rehearse 0"):
-        rows_rehearsed(0.5, 2, 2)
+@pytest.mark.parametrize("share, n_new, n_old", [
+    (0.5, 16, 16), (0.75, 16, 48), (0.9, 4, 36), (0.01, 4, 1), (0.25, 9, 3), (0.0, 7, 0)])
+def test_old_rows_come_on_top_of_the_new_ones(share, n_new, n_old):
+    assert rows_rehearsed(share, n_new) == n_old
 
 
 # ---- runs
@@ -127,16 +120,16 @@ def test_a_run_rehearses_what_its_model_was_trained_on(here, capsys):
     """By default; the length in epochs is that of the new examples."""
     run(*TUNE[:6], "--epochs", 4, *TUNE[8:])
     said, state = capsys.readouterr().out, ne.read_checkpoint("x.bin").state
-    assert "rehearses        2 of 4 rows of each step, up to 80 examples of " in said
-    assert (state.options["rehearse"], state.step) == (0.5, 20)          # 4 * 10 / 2
-    assert state.options["lr"] == pytest.approx(5e-5)
+    assert "rehearses        4 of 8 rows of each step, up to 80 examples of " in said
+    assert (state.options["rehearse"], state.step) == (0.5, 10)          # 4 * 10 / 4
+    assert state.options["lr"] == pytest.approx(1e-4)
     asked = re.findall(r"^old questions: (\d+) of 200 answered right", said, re.M)
     after = re.findall(r"^old questions: (\d+) of 200 right before the run, (\d+) after it; (\d+) "
                        r"of the (\d+) are still right", said, re.M)
     assert len(asked) == len(after) == 1 and after[0][0] == after[0][3] == asked[0]
     [r] = [r for r in outcome(here, "x").log if "old_right" in r]
     figures = r["old_right_before"], r["old_right"], r["old_kept"]
-    assert (r["step"], r["old_asked"], *map(str, figures)) == (20, 200, *after[0][:3])
+    assert (r["step"], r["old_asked"], *map(str, figures)) == (10, 200, *after[0][:3])
 
 
 def test_the_share_is_in_the_batches_and_no_old_row_is_asked_or_validated(here, monkeypatch):
@@ -145,13 +138,13 @@ def test_the_share_is_in_the_batches_and_no_old_row_is_asked_or_validated(here, 
     run(*TUNE, "--rehearse", 0.25)
     run(*TUNE, "--rehearse", 0)
     mixed, plain = runs
-    assert (mixed.data.batches.n_old, mixed.B) == (1, 4)
+    assert (mixed.data.batches.n_old, mixed.B) == (1, 5)
     old = {row[row >= 0].tobytes() for row in mixed.data.batches.old.rows}
     assert len(old) == 12                    # two for each step, from which the best are taken
     rows_of_asked = [mixed.rows_of(e, mixed.tokenizer)[0] for e in mixed.old.asked]
     assert not old & {np.concatenate(row).tobytes() for row in rows_of_asked}
     assert not old & {row[row >= 0].tobytes() for row in mixed.data.responses.rows}
-    assert isinstance(plain.data.batches, Examples) and len(plain.old.asked) == 200
+    assert isinstance(plain.data.batches, Examples) and plain.B == 4 and len(plain.old.asked) == 200
     assert plain.options.lr == pytest.approx(2e-3)       # the lower rate is that of rehearsal
 
 
@@ -162,16 +155,16 @@ def test_only_what_the_model_answers_right_is_rehearsed(here, capsys, monkeypatc
         *range(1, len(examples), 2)])
     monkeypatch.setattr(SftRun, "begin", lambda self, own=SftRun.begin: (
         runs.append((self, self.data.batches.old.rows)), own(self)))
-    for steps in (6, 3):
+    for steps in (6, 1):
         run(*TUNE[:7], steps, *TUNE[8:], "--force")
     (many, rows), (few, _) = runs
     old, known = many.data.batches.old, many.state.old_known
-    assert known == [*range(1, 24, 2)] and old.n == 12 and np.array_equal(old.rows, rows[known])
+    assert known == [*range(1, 48, 2)] and old.n == 24 and np.array_equal(old.rows, rows[known])
     tokens, _ = many.data.batches.take(0, many.B)
     assert all(x.tobytes() in {row[:160].tobytes() for row in np.maximum(rows[known], 0)}
-               for x in tokens[2:])
-    assert few.data.batches.old.n == 12 == len(few.state.old_known)      # six are too few
-    assert "rehearsing 12 of 24 old examples" in capsys.readouterr().out
+               for x in tokens[4:])
+    assert few.data.batches.old.n == 8 == len(few.state.old_known)       # four are too few
+    assert "rehearsing 24 of 48 old examples" in capsys.readouterr().out
 
 
 def test_a_resumed_run_has_the_bits_of_a_whole_one(here, capsys):
@@ -267,7 +260,6 @@ def test_what_is_refused(here, capsys):
     refused(capsys, *TUNE, "--rehearse", 1, words=["--rehearse: expected 0 to 0.9, found 1"])
     refused(capsys, "sft", "chat.bin", "--data", "data/instructions.json", "--out", "x.bin",
             "--rehearse", 0.5, words=["found none", "--rehearse 0"])
-    refused(capsys, *TUNE, "--batch", 160, words=["batch of at least 2 rows", "--batch"])
     run("sft", "chat.bin", "--data", "data/instructions.json", "--out", "x.bin", "--steps", 1,
         "--row-len", 160, *FLAGS)
     assert ne.read_checkpoint("x.bin").state.options["rehearse"] == 0    # nothing is left
@@ -299,13 +291,12 @@ def test_dpo_rehearses_with_the_weight_of_nll(here, monkeypatch, capsys):
     assert "still right" in capsys.readouterr().out
     options, weight, targets = found[0]
     B = len(weight)
-    assert B == 8 and len(found) == 3
+    assert B == 16 and len(found) == 3
     n = (targets[0] >= 0).sum(1)
-    answers = [0, 2, *range(4, 8)]           # two chosen responses, four old answers
+    answers = [0, 2, 4, 6, *range(8, 16)]    # four chosen responses, eight old answers
     want = np.zeros(B)
-    want[answers] = options.nll / 6 / n[answers]
-    dpo = np.array([1, -1, 1, -1]) * options.beta / 2 / 2    # at the reference, over two pairs
-    want[:4] += dpo
+    want[answers] = options.nll / 12 / n[answers]
+    want[:8] += np.array([1, -1] * 4) * options.beta / 2 / 4     # at the reference, over the pairs
     assert np.allclose(weight[:, 0], want, rtol=1e-5) and not weight[:, 1:].any()
 
 

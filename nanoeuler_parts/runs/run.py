@@ -71,7 +71,7 @@ class Run:
         # The data: a batch has B rows of T tokens, and the data may determine T
         self.read_data(start)
         self.T, self.old_context = self.row_length(start), start.cfg.seq_len
-        self.B = self.R * max(1, round(options.batch / self.T / self.R))
+        self.B = self.rows_per_step()
         cfg = replace(start.cfg, seq_len=max(start.cfg.seq_len, self.T))
         self.data = self.load(cfg, start.tokenizer)      # compares text_sha256 with the data's
         self.tokenizer = self.data.tokenizer
@@ -156,6 +156,10 @@ class Run:
         """T, tokens per row of a batch: the length of the context, unless --init and --seq-len set
         a shorter row"""
         return self.options.row_len or start.cfg.seq_len
+
+    def rows_per_step(self):
+        """B, rows of a batch"""
+        return self.R * max(1, round(self.options.batch / self.T / self.R))
 
     def load(self, cfg, tokenizer):
         """The DataSet of a text.  If `tokenizer` is None, a new one is trained on this text."""

@@ -39,8 +39,8 @@ KNOWN = {INSTRUCTIONS: [INSTRUCTIONS], ALL_INSTRUCTIONS: [ALL_INSTRUCTIONS],
 
 ASKED = 200          # old questions, asked before and after a run
 LONGEST_ASKED = 160  # characters of an answer that is compared
-LONGEST_ROW = 128    # tokens; rows of a run grow to this length, which holds nine of ten old
-                     # examples, and longer ones are not rehearsed
+ROW = 64             # tokens; rows of a run have at least this length, which holds six of ten old
+                     # examples.  Longer ones are rehearsed if the new examples are as long
 SAMPLED, SAMPLED_ASKED = 256, 64     # answers of the model itself: to rehearse, and to compare
 LONGEST_SAMPLED = 100        # tokens; a longer answer is not used
 MOST_RECALLED = 1000         # old examples that are tried, to rehearse those answered right
@@ -164,10 +164,7 @@ class MixedBatches:
         return sum(int((x.rows[rows, :x.T] >= 0).sum())
                    for x, rows in zip((self.new, self.old), self.pick(i, B)))
 
-def rows_rehearsed(share, B, R):
-    """How many of the B rows of a step are old examples: about this share of them.  Both kinds have
-    at least R rows, which is a new example or pair."""
-    units = B // R
-    need(units > 1, f"--rehearse: expected a batch of at least {2 * R} rows, for new and for old "
-         f"examples, found {B}; raise --batch, or use --rehearse 0")
-    return R * min(max(round(share * units), 1), units - 1)
+def rows_rehearsed(share, n_new):
+    """How many old rows a step has beside n_new new ones, so that they are this share of all rows
+    share = n_old / (n_new + n_old)"""
+    return max(1, round(n_new * share / (1 - share))) if share else 0

@@ -30,8 +30,8 @@ from nanoeuler_parts.tuning.examples import (
 )
 from nanoeuler_parts.tuning.formats import as_example, words_of
 from nanoeuler_parts.tuning.rehearsal import (
-    answers_by, greedy_answers, is_right, known_sets, LONGEST_ROW, MixedBatches, of_own_answers,
-    MOST_RECALLED, old_examples, OldExamples, own_questions, rows_rehearsed,
+    answers_by, greedy_answers, is_right, known_sets, MixedBatches, of_own_answers,
+    MOST_RECALLED, old_examples, OldExamples, own_questions, ROW, rows_rehearsed,
 )
 from nanoeuler_parts.tuning.rows import chatml_row, Examples
 
@@ -97,7 +97,7 @@ class SftRun(Run):
     overdone = "has memorized the training examples", "how to answer others"     # and forgets
     minimizes_bits = True                    # dpo does not, so a small rise of bits is normal
     answers = SftOptions.answers             # the keys of the R responses
-    rehearsing_rate = 0.025                  # times the default --lr, in a run that rehearses: a
+    rehearsing_rate = 0.05                   # times the default --lr, in a run that rehearses: a
                                              # higher rate forgets more (bench/NOTES.md)
 
     @classmethod
@@ -163,7 +163,7 @@ class SftRun(Run):
         lengths = [tokens_of(rows) for _, rows in self.encoded]
         longest = max((n for n in lengths if n <= most), default=most)
         if o.rehearse:
-            longest = max(longest, min(LONGEST_ROW, most))
+            longest = max(longest, min(ROW, most))
         T = min(-(-max(1, longest) // 32) * 32, most)
         self.set_option("row_len", T)
         return T
@@ -271,6 +271,11 @@ class SftRun(Run):
         return found if len(found) >= FEWEST else []
 
     # ---- rehearsal
+    def rows_per_step(self):
+        """The rows of new examples that a batch has anyway, and old ones besides"""
+        self.n_new = super().rows_per_step()
+        return self.n_new + rows_rehearsed(self.options.rehearse, self.n_new)
+
     def rehearses(self, sets):
         """Does a run rehearse if the user does not give --rehearse?"""
         return bool(sets)
@@ -396,8 +401,7 @@ class SftRun(Run):
         hint = ""
         if n_long and not o.truncate and any(is_conversation(e) for e, _ in self.encoded):
             hint = " (--truncate cuts them)"
-        n_old = rows_rehearsed(o.rehearse, self.B, R) if o.rehearse else 0
-        n_new = self.B - n_old               # rows of each step
+        n_new, n_old = self.n_new, self.B - self.n_new       # rows of each step
         steps = o.steps or math.ceil(o.epochs * R * n / n_new)
         if not self.state.text_sha256:       # suit a short run, which may have a few steps only
             suited = {"warmup": max(1, steps // 10), "eval_every": max(5, steps // 4)}
