@@ -70,9 +70,12 @@ def test_the_bundled_model_knows_all_instructions_and_everyday_conversations():
 def test_old_examples_are_asked_or_rehearsed_and_never_held_out():
     new = {question_hash(OLD[0])}
     old = old_examples(["data/instruct_open.json.xz", "data/everyday.py"], new)
-    asked, rehearsed = ({question_hash(e) for e in x} for x in (old.asked, old.rehearsed))
+    examples = old.shuffled(1)
+    asked, rehearsed = ({question_hash(e) for e in x} for x in (old.asked, examples))
     assert len(old.asked) == len(asked) == rehearsal.ASKED and not asked & rehearsed
-    assert not any(map(held_out, old.asked + old.rehearsed)) and len(old.rehearsed) > 15_000
+    assert not any(map(held_out, old.asked + examples)) and len(examples) == old.n > 15_000
+    assert sum(map(is_conversation, examples[:1000])) == 500             # each set in turn
+    assert examples == old.shuffled(1) != old.shuffled(2)
     again = old_examples(old.sets, new)
     assert again.sha256 == old.sha256 and again.asked == old.asked
     assert old_examples(old.sets, {*new, *list(rehearsed)[:1]}).sha256 != old.sha256
@@ -246,7 +249,7 @@ def test_answers_are_sampled_and_their_cost_is_printed(capsys):
     assert [x[2] for x in found] == [r.answer for r in speaker.generate(["hi", questions[1][
         "instruction"]], tokens=100)]
     old = of_own_answers([*found] * 40)
-    assert len(old.asked) == 64 and old.rehearsed[0]["output"] == found[0][2]
+    assert len(old.asked) == 64 and old.to_rehearse[0][0]["output"] == found[0][2]
     replies = rehearsal.greedy_answers(decoder, prompts, c.tokenizer, ends, 100)
     assert rehearsal.is_right(replies[0], old.asked[0])
     assert not rehearsal.is_right(replies[1], old.asked[0])

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 
@@ -77,15 +78,25 @@ def is_short(example):
 @dataclass
 class OldExamples:
     """Examples that the model knows, each with the field `output`"""
-    rehearsed: list = field(default_factory=list)
+    to_rehearse: list = field(default_factory=list)      # a list for each set
     asked: list = field(default_factory=list)    # whose questions are asked, and never rehearsed
     sets: list = field(default_factory=list)     # names of their files
 
     @property
     def sha256(self):
         """A resumed run must find the same examples."""
-        text = json.dumps([self.rehearsed, self.asked], sort_keys=True)
+        text = json.dumps([self.to_rehearse, self.asked], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def n(self):
+        return sum(map(len, self.to_rehearse))
+
+    def shuffled(self, seed):
+        """All examples to rehearse, in random order, of each set in turn until it is used up"""
+        rng = np.random.default_rng(seed)
+        orders = [[x[i] for i in rng.permutation(len(x))] for x in self.to_rehearse]
+        return [e for turn in zip_longest(*orders) for e in turn if e is not None]
 
 def old_examples(sets, excluded):
     """The OldExamples of known sets.  Held-out examples are left out, because the model was not
@@ -98,8 +109,8 @@ def old_examples(sets, excluded):
         chosen = [h for h in sorted(short) if h not in asked][:ASKED // len(sets)]
         old.asked += [short[h] for h in chosen]
         asked |= {*chosen}
-        old.rehearsed += filter(is_short, found)
-    old.rehearsed = [e for e in old.rehearsed if question_hash(e) not in asked]
+        old.to_rehearse.append([e for e in found if is_short(e)])
+    old.to_rehearse = [[e for e in x if question_hash(e) not in asked] for x in old.to_rehearse]
     return old
 
 def own_questions(excluded):
@@ -111,8 +122,8 @@ def own_questions(excluded):
 def of_own_answers(answers):
     """The OldExamples of [(question, its input, the model's own answer)]"""
     found = [dict(zip(("instruction", "input", "output"), x)) for x in answers]
-    asked, rehearsed = found[:SAMPLED_ASKED], found[SAMPLED_ASKED:]
-    return OldExamples(rehearsed, asked, ["the model's own answers"])
+    asked, others = found[:SAMPLED_ASKED], found[SAMPLED_ASKED:]
+    return OldExamples([others], asked, ["the model's own answers"])
 
 # ---- answers
 def greedy_answers(decoder, prompts, tokenizer, ends, most):

@@ -292,11 +292,11 @@ class SftRun(Run):
             if samples:
                 s.own_answers = s.own_answers or self.sample_answers(start, source, excluded)
             old = of_own_answers(s.own_answers) if samples else old_examples(sets, excluded)
-        digest = old.sha256 if old.rehearsed else ""
+        digest = old.sha256 if old.n else ""
         if is_fresh:
-            need(old.rehearsed or not (given and o.rehearse), "--rehearse: expected old examples "
+            need(old.n or not (given and o.rehearse), "--rehearse: expected old examples "
                  f"that are not in {self.path}, found none; use --rehearse 0")
-            if not old.rehearsed or not (given or self.rehearses(sets)):
+            if not old.n or not (given or self.rehearses(sets)):
                 self.set_option("rehearse", 0.0)
             if o.rehearse and "lr" not in o.given:
                 self.set_option("lr", self.rehearsing_rate * o.lr)
@@ -322,8 +322,7 @@ class SftRun(Run):
         """[(old example, its row)]: up to `most` of them, in an order that the seed decides.
         Examples that are longer than a row are left out, and so are those of the validation."""
         found, validated = [], {question_hash(e) for e, _ in val}
-        for i in np.random.default_rng(self.options.seed).permutation(len(self.old.rehearsed)):
-            e = self.old.rehearsed[i]
+        for e in self.old.shuffled(self.options.seed):
             [row] = self.rows_of(e, tokenizer, keys=["output"])
             if tokens_of([row]) <= self.T and question_hash(e) not in validated:
                 found.append((e, row))
