@@ -125,7 +125,7 @@ def test_a_run_rehearses_what_its_model_was_trained_on(here, capsys):
     said, state = capsys.readouterr().out, ne.read_checkpoint("x.bin").state
     assert "rehearses        4 of 8 rows of each step, up to 80 examples of " in said
     assert (state.options["rehearse"], state.step) == (0.5, 10)          # 4 * 10 / 4
-    assert state.options["lr"] == pytest.approx(1e-4)
+    assert state.options["lr"] == pytest.approx(7e-5)
     asked = re.findall(r"^old questions: (\d+) of 200 answered right", said, re.M)
     after = re.findall(r"^old questions: (\d+) of 200 right before the run, (\d+) after it; (\d+) "
                        r"of the (\d+) are still right", said, re.M)
@@ -168,6 +168,21 @@ def test_only_what_the_model_answers_right_is_rehearsed(here, capsys, monkeypatc
                for x in tokens[4:])
     assert few.data.batches.old.n == 8 == len(few.state.old_known)       # four are too few
     assert "rehearsing 24 of 48 old examples" in capsys.readouterr().out
+
+
+def test_held_out_examples_are_new_ones(here, capsys):
+    """--holdout, --keep-best and --cuts concern the new examples alone."""
+    runs = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SftRun, "summarize", lambda self, *args: runs.append(self))
+        run("sft", "chat.bin", "--data", "add.json", "--out", "x.bin", "--steps", 6, "--batch", 640,
+            "--row-len", 160, "--holdout", 0.2, "--keep-best", "--cuts", 0.3, "--eval-every", 3,
+            *FLAGS[2:])
+    [x] = runs
+    assert 15 < len(x.data.responses.rows) < 45 and x.data.batches.n_old == 4
+    old = {row[row >= 0].tobytes() for row in x.data.batches.old.rows}
+    assert not old & {row[row >= 0].tobytes() for row in x.data.responses.rows}
+    assert ne.read_checkpoint("x_best.bin").state.old_known == x.state.old_known != []
 
 
 def test_a_resumed_run_has_the_bits_of_a_whole_one(here, capsys):

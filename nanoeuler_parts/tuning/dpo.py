@@ -52,7 +52,7 @@ class DpoRun(SftRun):
     minimizes_bits = False
     overdone = "has learned the preferences of the training pairs", "how to write answers"
     answers = DpoOptions.answers
-    R, needs_chat, rehearsing_rate = 2, True, 1.0
+    R, needs_chat, rehearsing_lr = 2, True, DpoOptions.lr
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
 
     def read_data(self, start):

@@ -97,8 +97,8 @@ class SftRun(Run):
     overdone = "has memorized the training examples", "how to answer others"     # and forgets
     minimizes_bits = True                    # dpo does not, so a small rise of bits is normal
     answers = SftOptions.answers             # the keys of the R responses
-    rehearsing_rate = 0.05                   # times the default --lr, in a run that rehearses: a
-                                             # higher rate forgets more (bench/NOTES.md)
+    rehearsing_lr = 7e-5                     # the default --lr of a run that rehearses: a higher
+                                             # rate forgets more (bench/NOTES.md)
 
     @classmethod
     def need_data(cls, data, out):
@@ -299,7 +299,7 @@ class SftRun(Run):
             if not old.n or not (given or self.rehearses(sets)):
                 self.set_option("rehearse", 0.0)
             if o.rehearse and "lr" not in o.given:
-                self.set_option("lr", self.rehearsing_rate * o.lr)
+                self.set_option("lr", self.rehearsing_lr)
             s.rehearsed_sha256 = digest
         need(digest == s.rehearsed_sha256, f"the examples that {self.out} rehearses have changed; "
              f"restore data/, or {NEW_RUN}")
