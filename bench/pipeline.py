@@ -68,8 +68,9 @@ STAGES = [
           gpu_flags=["--seq-len", "256", "--epochs", "6", "--batch", "16384", "--lr", "2e-3",
                      "--mtp-weight", "0", "--cuts", "0.1"]),
     Stage("preferences", "dpo", "d", "pipeline_dpo.bin",
-          flags=["--nll", "1"],
-          gpu_flags=["--batch", "4096", "--lr", "2.4e-4", "--nll", "5", "--epochs", "2"])]
+          flags=["--nll", "1", "--rehearse", "0"],
+          gpu_flags=["--batch", "4096", "--lr", "2.4e-4", "--nll", "5", "--epochs", "2",
+                     "--rehearse", "0"])]
 
 
 def complete(path):
