@@ -283,6 +283,22 @@ def test_what_is_refused(here, capsys):
     assert ne.read_checkpoint("x.bin").state.options["rehearse"] == 0    # nothing is left
 
 
+def test_old_examples_that_do_not_fit_or_are_gone(here, capsys):
+    long = [dict(instruction=f"{i}?" * 40, input="", output=f"{i} ") for i in range(400)]
+    (here / "long.json").write_text(json.dumps(long), encoding="utf-8")
+    (here / "data/instructions.json").unlink()
+    with pytest.raises(ne.UserError, match="holds examples to rehearse; restore it, or use "
+                                           "--rehearse 0"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rehearsal, "beside_program", lambda name: name)
+            rehearsal.entries_of("data/instructions.json")
+    (here / "data/instructions.json").write_text(json.dumps(long), encoding="utf-8")
+    run("sft", "nanoeuler.bin", "--data", "data/instructions.json", "--steps", 1, "--out",
+        "y.bin", "--row-len", 400, *FLAGS)
+    refused(capsys, "sft", "y.bin", *TUNE[2:], words=[
+        "expected old examples of at most 160 tokens, found none", "--row-len", "--rehearse 0"])
+
+
 # ---- dpo
 PREFER = ("dpo", "chat.bin", "--data", "pairs.jsonl", "--out", "y.bin", "--steps", 3, "--batch",
           1280, *FLAGS[2:])
