@@ -125,7 +125,7 @@ def test_a_run_rehearses_what_its_model_was_trained_on(here, capsys):
     said, state = capsys.readouterr().out, ne.read_checkpoint("x.bin").state
     assert "rehearses        4 of 8 rows of each step, up to 80 examples of " in said
     assert (state.options["rehearse"], state.step) == (0.5, 10)          # 4 * 10 / 4
-    assert state.options["lr"] == pytest.approx(7e-5)
+    assert state.options["lr"] == pytest.approx(6e-5)
     asked = re.findall(r"^old questions: (\d+) of 200 answered right", said, re.M)
     after = re.findall(r"^old questions: (\d+) of 200 right before the run, (\d+) after it; (\d+) "
                        r"of the (\d+) are still right", said, re.M)

@@ -125,7 +125,7 @@ OPTIONS = [
            "number of passes over the training pairs; used if the number of steps is 0"),
     Option("rehearse", float, (0, 0.9), {"sft s": 0.5},
            "fraction of the rows of each step that are examples which the model learned before and "
-           "answers right, so that it forgets fewer of them; --lr is then 7e-05 by default; 0: "
+           "answers right, so that it forgets fewer of them; --lr is then 6e-05 by default; 0: "
            "none. The default applies to models trained on examples in data/, such as the bundled "
            "one; others rehearse only if the flag is given: their own answers, sampled before the "
            "first step"),

@@ -97,7 +97,7 @@ class SftRun(Run):
     overdone = "has memorized the training examples", "how to answer others"     # and forgets
     minimizes_bits = True                    # dpo does not, so a small rise of bits is normal
     answers = SftOptions.answers             # the keys of the R responses
-    rehearsing_lr = 7e-5                     # the default --lr of a run that rehearses: a higher
+    rehearsing_lr = 6e-5                     # the default --lr of a run that rehearses: a higher
                                              # rate forgets more (bench/NOTES.md)
 
     @classmethod
