@@ -404,8 +404,8 @@ def card_text(e):
         f"`model.bin` is a chat model of {e['parameters']:,} parameters in int8, "
         f"{e['bytes'] / 1e6:.1f} MB. `bench/make_model.py` trained it from random weights. "
         "`make chat` talks to it. To fine-tune it: `python nanoeuler.py sft bundled --data "
-        "yours.json`. This also rehearses examples of its own training data, so that it forgets "
-        "less.", "",
+        "yours.json`. This learns at a low rate and rehearses examples of its own training data, "
+        "so that it forgets less.", "",
         f"- **Shape**: {cfg['n_layer']} layers, width {cfg['n_embd']}, {cfg['n_head']}/"
         f"{cfg['n_kv_head']} heads of {cfg['head_dim']}, SwiGLU {cfg['n_hidden']}, {heads}, "
         f"vocabulary {cfg['vocab_size']:,}, context {cfg['seq_len']} tokens, "
