@@ -15,7 +15,7 @@
 
 All of it is written into --folder.  The data are those of this repository: data/books.txt, which
 `make data-books` builds, all instructions and pairs, and conversations by data/everyday.py.  A
-stage is not run again once it is complete.  With --limit a command ends after so many minutes: it
+stage is not run again once it is complete.  --limit MINUTES ends a command after that time: it
 saves, and its exit code is 3.  The same command continues; `make model` repeats it until all is
 done.
 RECIPE has the flags of the verbs; --pretrain, --sft and --dpo add to them, and go before them.  To
