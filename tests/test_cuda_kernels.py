@@ -45,6 +45,9 @@ SPILLS = {128: 512}
 # the same of the product of many rows, 128 registers a thread, where the addresses of W's rows take
 # two each: Hopper's copy engine brings W to shared memory instead
 SPILLS_OF_ROWS = {"product_kernels_gate_up": 16, "add_product_kernel_add_product": 8}
+# and of the gradient of the norms of heads, which has 80 registers, so that three of its blocks
+# share a multiprocessor: they suffice on Hopper, and elsewhere two numbers stay in memory
+SPILLS_OF_NORMS = {"head_norm_kernels_backward": 8}
 # and of a product whose epilogue reads a matrix, once a tile: all loads are under way together
 SPILLS_OF_EPILOGUE = 192
 # bytes of arrays that another compiler, that of sm_100 and newer, leaves in memory: what was in the
@@ -127,7 +130,7 @@ def complaints(x, arch, built=None):
         out.append(f"{line} ({n} such)")
     spills = SPILLS.get(D, 0) if x.name.startswith("tensor_attention") else 0
     if arch != "sm_90a":
-        spills = max(spills, SPILLS_OF_ROWS.get(x.name, 0))
+        spills = max(spills, SPILLS_OF_ROWS.get(x.name, 0), SPILLS_OF_NORMS.get(x.name, 0))
     spills = max(spills, SPILLS_OF_EPILOGUE * constants(x.kernel).get("changes", False))
     stack = max(spills, STACK.get((x.name, arch), 0))
     if not holds(x.types, types.float64) or x.name in DOUBLE:

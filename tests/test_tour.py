@@ -204,8 +204,9 @@ def test_both_pictures_of_the_steps_show_what_lens_prints(monkeypatch):
         r'<rect class="(?:attention|swiglu)" [^>]*? height="([\d.]+)" rx="2"', picture)])
     assert np.abs(heights / heights.max() - ratios / ratios.max()).max() < 0.02
     last = (ROOT / "docs/tour/07_euler.svg").read_text(encoding="utf-8")
-    assert euler.TEXT in last and f">{shares[-1]:.0f}%<" in last
-    assert f">{shares[-1]:.0f}%<" in picture
+    assert euler.TEXT in last
+    for drawn in last, picture:              # the last step is the surest
+        assert abs(max(map(int, re.findall(r">(\d+)%<", drawn))) - shares[-1]) <= 2
 
 
 @pytest.mark.slow
