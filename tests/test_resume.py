@@ -106,6 +106,15 @@ def test_asked_to_stop(stage, ready, monkeypatch):
     assert (folder / f"{stage.out}.bin").read_bytes() == before
 
 
+def test_a_run_that_is_stopped_before_its_first_step_continues(text, elsewhere, monkeypatch):
+    """The only record of its log says that it was stopped."""
+    with monkeypatch.context() as patch:
+        patch.setattr("nanoeuler_parts.runs.run.train", lambda run, stopped: None)
+        assert "stopped at step 0 of 2" in told("train", "--data", text, *FAST, "--steps", 2)
+    assert "complete: 2 of 2 steps" in told("train", "--resume")
+    assert [r["step"] for r in read_log("nanoeuler.jsonl") if "lr" in r] == [1, 2]
+
+
 @pytest.mark.parametrize("mtp_from", [0.9, 1.0])         # the run ends with all heads, or with one
 def test_a_longer_run_continues_as_one_of_that_length(mtp_from, text, elsewhere):
     """Its learning rates and its auxiliary heads are those of the new length, from its next step

@@ -60,9 +60,9 @@ def log_path(out, data):
              f"--out")
         with open(log, "rb") as f:
             first = f.readline(LONGEST_RECORD)
-        r = parse_record(first) or {}        # the record of a step or a validation
-        need(not first or "heads" in r or "val_bits_per_byte" in r, f"{log} is not a training log, "
-             f"and the log of {out} would replace it; choose another --out")
+        r = parse_record(first) or {}        # of a step, a validation, or the end before step 1
+        need(not first or {"heads", "val_bits_per_byte", STOPPED} & r.keys(), f"{log} is not a "
+             f"training log, and the log of {out} would replace it; choose another --out")
     else:
         need_writable(log, "choose another --out")
     return log
