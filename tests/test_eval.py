@@ -1,4 +1,5 @@
 """The verb `eval`: perplexity beside transformers, choices beside a plain sum, replies, errors."""
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -235,6 +236,24 @@ def test_acc_norm_is_per_character(model, monkeypatch):
     q = ev.Question("a", {}, "To be", [*WORDS], [1], "exact", "")
     [found] = ev.choose(None, [q], c, ev.EvalOptions())
     assert (found["correct"], found["correct_norm"]) == (False, True)
+
+
+@unit
+def test_each_figure_is_a_mean_over_the_results_that_have_it():
+    """Of files with open questions, with choices, and with both, in one domain or two"""
+    kinds = [dict(correct=False), dict(correct=True), dict(correct=False, correct_norm=True),
+             dict(correct=True, correct_norm=True), dict(correct=True, correct_norm=False)]
+    for results in itertools.product([{"reply": "To be", **x} for x in kinds], repeat=3):
+        q = [ev.Question("a", {}, "To", ["To", "be"] if "correct_norm" in x else [], [0], "exact",
+                         domain) for x, domain in zip(results, "aab")]
+        found = ev.measure_answers(q, results, 0)
+        for figures_of, part in ((found["total"], results), (found["domains"]["a"], results[:2]),
+                                 (found["domains"]["b"], results[2:])):
+            correct = [x["correct"] for x in part]
+            normed = [x["correct_norm"] for x in part if "correct_norm" in x]
+            assert (figures_of["n"], figures_of["correct"]) == (len(part), sum(correct))
+            assert figures_of["accuracy"] == np.mean(correct)
+            assert figures_of.get("acc_norm") == (np.mean(normed) if normed else None)
 
 
 @cli

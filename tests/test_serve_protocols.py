@@ -2,12 +2,16 @@
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from helpers import needs
 from servers import CFG, chat_model, post, send, serving, until
 
 import nanoeuler as ne
+from nanoeuler_parts.serve import ollama
+from nanoeuler_parts.serve.engine import Answer
+from nanoeuler_parts.serve.protocol import Asked
 from nanoeuler_parts.serve.verb import Serving
 
 pytestmark = pytest.mark.cli
@@ -220,6 +224,18 @@ def test_ollama_gets_the_texts_of_chat(at, model, path, more):
         assert (line["prompt_eval_count"], line["eval_count"]) == (len(ids), 20)
         assert line["total_duration"] == line["prompt_eval_duration"] + line["eval_duration"]
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]{15}Z", line["created_at"])
+
+
+@pytest.mark.parametrize("response", [ollama.Chat, ollama.Generated])
+def test_ollamas_durations_are_of_prompt_and_answer(response, monkeypatch):
+    """In nanoseconds: from the request to the first token, and from there to the end"""
+    answer = Answer([1, 2, 3], ne.Sampling(), None, (), [b"a"], arrived=100.0, first=107.0)
+    answer.reply = SimpleNamespace(tokens=[0] * 5)
+    monkeypatch.setattr(ollama.time, "perf_counter", lambda: 110.0)
+    line = response(Asked(True, [answer]), "little").last("")
+    assert (line["prompt_eval_count"], line["eval_count"]) == (3, 5)
+    assert (line["prompt_eval_duration"], line["eval_duration"]) == (7 * 10**9, 3 * 10**9)
+    assert line["total_duration"] == 10 * 10**9
 
 
 def test_a_raw_prompt_of_ollama_has_no_template(at, model):
