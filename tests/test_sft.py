@@ -1,5 +1,6 @@
 """Fine-tuning: the template, the masks, rows that know of no other, the run and its errors."""
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -10,7 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from examples import ADD, FLAGS, copy_of
-from helpers import STARTED, TINY, drawn, nanoeuler, ok, outcome, random_flat, refused, run, told
+from helpers import (SMALL, STARTED, TINY, drawn, nanoeuler, ok, outcome, random_flat, refused, run,
+                     told)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -536,6 +538,34 @@ def test_epochs_and_a_longer_context(base, tmp_path, monkeypatch):
     done = math.ceil(0.6 * n)
     assert ne.read_checkpoint("nanoeuler_chat.bin").state.step == done
     assert f"complete: {done} of {done} steps" in told("sft", "--resume", "--epochs", 0.1)
+
+
+LENGTHS = {                  # {verb: lengths, of which the last is the default}
+    "train": [("--steps", 2), ("--minutes", 1.0), ("--minutes", 3.0)],
+    "sft": [("--steps", 2), ("--steps", 9), ("--epochs", 0.1), ("--epochs", 3.0)]}
+
+
+@pytest.mark.parametrize("verb, first, longer", [
+    (verb, *both) for verb in LENGTHS for both in itertools.product(LENGTHS[verb], repeat=2)])
+def test_a_new_length_replaces_the_old_one(verb, first, longer, base, text, tmp_path, monkeypatch):
+    """Whichever flags give the two lengths, also if the new value is the default or the old one:
+    the run gets the length of a new run with the same flag."""
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    monkeypatch.setattr("nanoeuler_parts.runs.run.train", lambda run, stopping: None)
+    start = ["sft", "--data", "add.json"] if verb == "sft" else ["train", "--data", text, *SMALL]
+
+    def length(*args):
+        """The steps that are asked for and planned, and the other length if it counts.  The run is
+        saved before its first step."""
+        run(*args, "--out", "a.bin")
+        s = ne.read_checkpoint("a.bin").state
+        other = s.options["minutes" if verb == "train" else "epochs"]
+        return s.options["steps"], s.n_steps or None, None if s.options["steps"] else other
+
+    start += ["--batch", 2048, "--threads", 1, "--force"]
+    want, before = length(*start, *longer), length(*start, *first)
+    assert (want == before) == (first == longer)
+    assert length(verb, "--resume", *longer) == want
 
 
 def test_a_run_whose_rows_are_longer_goes_on_by_its_own_command(base, tmp_path, monkeypatch,
