@@ -22,6 +22,7 @@ import bpe
 import nanoeuler as ne
 from nanoeuler_parts.files.corpora import Corpus
 from nanoeuler_parts.interchange.forms import reading_form
+from nanoeuler_parts.interchange.huggingface import Settings
 from nanoeuler_parts.interchange.tokenizers import (gguf_of_tokenizer, tokenizer_of_gguf,
                                                     tokenizer_of_json)
 from nanoeuler_parts.tokenizers import added
@@ -610,6 +611,22 @@ def test_the_metadata_of_gguf():
         tokenizer_of_gguf({**words, "add_eos_token": True})
 
 
+@pytest.mark.parametrize("symbols", [(), SYMBOLS])
+@pytest.mark.parametrize("blanks", BLANKS)
+def test_texts_begin_alike_in_gguf(blanks, symbols):
+    """GGUF says only whether a text gets a blank before it.  For every kind of blanks, a text that
+    begins with a letter has the same ids there."""
+    ours = bpe.Tokenizer.from_json(json.dumps(pieces(blanks, symbols=symbols)))
+    meta = {key.removeprefix("tokenizer.ggml."): value
+            for key, value in gguf_of_tokenizer(ours).items()}
+    again = tokenizer_of_gguf({**meta, "bos_token_id": 1})
+    first = ours.vocab[ours.encode("the")[0]]
+    assert meta["add_space_prefix"] == first.startswith(b" ") == (blanks not in ("Gemma", "never"))
+    for text in "the sea", "a", "to be or not to be":
+        assert again.encode(text).tolist() == ours.encode(text).tolist()
+        assert again.decode(again.encode(text)) == ours.decode(ours.encode(text)) == text.encode()
+
+
 def test_a_folder_with_tokenizer_model_alone(tmp_path):
     listed = listed_pieces()
     ours = tokenizer_of_model(model_file(listed), ["<s>"])
@@ -642,6 +659,25 @@ def test_the_configuration_says_what_begins_a_text(tmp_path, capsys):
     refused(capsys, "import", folder, tmp_path / "c.bin", words=["tokenizer.model"])
     change(folder / "tokenizer_config.json", bos_token="<s>", add_eos_token=True)
     refused(capsys, "import", folder, tmp_path / "c.bin", words=["after every text"])
+
+
+@pytest.mark.parametrize("family", ["Llama 2", "Llama 3"])
+@pytest.mark.parametrize("name", ["LlamaTokenizer", "LlamaTokenizerFast",
+                                  "PreTrainedTokenizerFast"])
+def test_tokens_that_no_file_names_are_those_of_the_class(name, family, tmp_path):
+    """Of each class that transformers has for a tokenizer.json of these two kinds"""
+    transformers = pytest.importorskip("transformers")
+    ours = bpe.Tokenizer.from_json(FAMILIES[family]())
+    cfg = ne.replace(TINY, vocab_size=ours.vocab_size, n_mtp=1)
+    folder = tmp_path / "hf"
+    run("export", write(tmp_path / "a.bin", cfg, ours), folder)
+    change(folder / "tokenizer_config.json", tokenizer_class=name, bos_token="absent",
+           eos_token="absent")
+    theirs, found = transformers.AutoTokenizer.from_pretrained(folder), Settings(folder)
+    found.tokenizer(ours.vocab_size)
+    want = {x: getattr(theirs, x) or "" for x in ("bos_token", "eos_token", "unk_token")}
+    assert {x: found.token(x) for x in want} == want
+    assert any(want.values()) == (family == "Llama 2" and name.startswith("Llama"))
 
 
 @pytest.mark.parametrize("n, noted", [(500, False), (480, False), (479, True)])
