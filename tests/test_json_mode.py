@@ -599,6 +599,39 @@ def test_one_of_some_objects_is_only_one():
     assert min(n.values()) > 50 and len(n) == 3, n
 
 
+LIMITED = {                  # {type: (names of its limits, values)}
+    "number": (("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+               [x / 2 for x in range(-2, 13)]),
+    "integer": (("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), [*range(-1, 7)]),
+    "string": (("minLength", "maxLength"), ["a" * n for n in range(7)]),
+    "array": (("minItems", "maxItems"), [[0] * n for n in range(7)])}
+
+
+@pytest.mark.parametrize("kind", LIMITED)
+def test_one_of_some_ranges_is_only_one(kind):
+    """Random ranges, which overlap, touch or lie apart: each value that a frame accepts fits one of
+    them alone.  Ranges of numbers are rejected only if a number fits both."""
+    jsonschema = needs("jsonschema")
+    rnd, n, (names, values) = random.Random(8), Counter(), LIMITED[kind]
+    for _ in range(some(900)):
+        parts = [{"type": kind, **{name: rnd.randint(0, 5) for name in names if rnd.random() < 0.5}}
+                 for _ in range(2)]
+        fits = [[x for x in values if jsonschema.Draft202012Validator(part).is_valid(x)]
+                for part in parts]
+        both = [x for x in fits[0] if x in fits[1]]
+        try:
+            frame, _ = compiled(as_text({"oneOf": parts}))
+        except ne.UserError as e:
+            assert both or kind != "number" or "may fit" not in str(e), parts
+            n["rejected"] += 1
+            continue
+        for value in values:
+            if accepts((frame,), encoded(value)):
+                assert value in fits[0] + fits[1] and value not in both, (parts, value)
+        n["apart"] += 1
+    assert min(n.values()) > 50 and len(n) == 2, n
+
+
 @pytest.mark.parametrize("schema, good, bad", [
     ({"type": "string", "maxLength": 3, "anyOf": [{"minLength": 5}, {"maxLength": 2}]},
      ["ab"], ["abc"]),
