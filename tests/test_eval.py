@@ -263,11 +263,14 @@ def test_texts_are_measured_in_bytes(name, model, tmp_path):
     text = "\u00e9\u4e2d\U0001f600 to be\n" * 9
     raw = text if name == "a.txt" else json.dumps({"text": text})
     (tmp_path / name).write_text(raw, encoding="utf-8")
-    x = figures(tmp_path, model, "--data", tmp_path / name)["texts"]["total"]
-    tokenizer = ne.read_checkpoint(str(model)).tokenizer
+    found = figures(tmp_path, model, "--data", tmp_path / name)["texts"]
+    x, tokenizer = found["total"], ne.read_checkpoint(str(model)).tokenizer
     first = tokenizer.encode(text)[0]
     assert x["bytes"] == len(text.encode()) - len(tokenizer.vocab[first])
-    assert x["tokens"] == len(tokenizer.encode(text)) - 1
+    assert x["tokens"] == len(tokenizer.encode(text)) - 1 < x["bytes"]
+    assert found["tokens_per_second"] == pytest.approx(x["tokens"] / found["seconds"])
+    assert x["nats_per_token"] == pytest.approx(x["nats"] / x["tokens"])
+    assert x["bits_per_byte"] == pytest.approx(x["nats"] / math.log(2) / x["bytes"])
 
 
 # ---- replies

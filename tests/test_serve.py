@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -1217,6 +1218,28 @@ def test_health_and_metrics(file, alone):
         buckets = [v for k, v in values.items() if k.startswith(f"{name}_bucket")]
         assert buckets == sorted(buckets) and len(buckets) == 16
         assert buckets[-1] == values[f"{name}_count"] and values[f"{name}_sum"] > 0
+
+
+def test_the_times_in_the_metrics_are_per_token(file, monkeypatch):
+    """With a clock that each step advances by 3 s: the first token of an answer takes 3 s, and so
+    does each later one, also on average."""
+    clock, next_tokens = SimpleNamespace(now=100.0), ne.next_tokens
+
+    def timed(*args):
+        found = next_tokens(*args)
+        clock.now += 3.0
+        return found
+
+    with serving(file, speculate=0) as (at, _):
+        monkeypatch.setattr("nanoeuler.next_tokens", timed)
+        monkeypatch.setattr("nanoeuler_parts.serve.engine.time", SimpleNamespace(
+            perf_counter=lambda: clock.now))
+        for n in (5, 1, 2):
+            body = {"prompt": "To be", "max_tokens": n}
+            assert post(at, "/v1/completions", body)[2]["usage"]["completion_tokens"] == n
+        values = of_little(metrics(at))
+    for name, n in ("time_to_first_token_seconds", 3), ("time_per_token_seconds", 2):
+        assert (values[f"{name}_count"], values[f"{name}_sum"]) == (n, 3 * n), name
 
 
 def test_a_histogram_counts_each_time_in_its_bucket():
