@@ -17,6 +17,7 @@ import hashlib
 import html
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -156,11 +157,14 @@ def packed_files(path, pattern):
     return files
 
 def git(folder, *args, data=None):
-    """Output of a git command in a clone, bare or not."""
+    """Output of a git command in a clone, bare or not.  The configuration of a partial clone may
+    name a program that fetches missing files.  Git does not run it here, because the clone may be
+    somebody else's."""
     where = folder / ".git" if (folder / ".git").exists() else folder
+    offline = {**os.environ, "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": ""}
     try:
         return subprocess.run(["git", f"--git-dir={where}", *args], input=data, check=True,
-                              capture_output=True).stdout
+                              capture_output=True, env=offline).stdout
     except OSError as e:
         raise dl.DataError(f"git: {e.strerror}; install git, or use another --from") from None
     except subprocess.CalledProcessError as e:

@@ -8,6 +8,7 @@ import importlib
 import json
 import lzma
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -828,6 +829,36 @@ def test_a_second_folder_holds_the_same_books(books, shelf, tmp_path, monkeypatc
     monkeypatch.setattr(books, "SOURCES", [wrong])
     assert build(books, clones, tmp_path / "c") == 2
     assert "novels.git" in capsys.readouterr().err
+
+
+@unit
+def test_the_configuration_of_a_clone_runs_no_program(books, tmp_path):
+    """A partial clone names a remote that has its missing files.  Here this is a program, as in a
+    clone that others made: the file is missing, and the program does not run."""
+    clone, ran = tmp_path / "novels", tmp_path / "ran"
+    clone.mkdir()
+
+    def git(*args):
+        return subprocess.run(["git", "-C", str(clone), "-c", "user.name=a", "-c", "user.email=a@b",
+                               *args], check=True, capture_output=True, text=True).stdout.strip()
+    (clone / "here.xml").write_text("here")
+    (clone / "gone.xml").write_text("gone")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "all")
+    commit, gone = git("rev-parse", "HEAD"), git("rev-parse", "HEAD:gone.xml")
+    (clone / ".git" / "objects" / gone[:2] / gone[2:]).unlink()
+    for key, value in {"core.repositoryFormatVersion": "1", "extensions.partialClone": "origin",
+                       "remote.origin.url": f"ext::touch {ran}", "remote.origin.promisor": "true",
+                       "protocol.ext.allow": "always"}.items():
+        git("config", key, value)
+    try:
+        found = books.cloned_files(clone, commit, re.compile(r".*\.xml"))
+    except books.dl.DataError:               # an older git ends where it may not fetch
+        found = {"here.xml": b"here"}
+    assert found == {"here.xml": b"here"} and not ran.exists()
+    subprocess.run(["git", "-C", str(clone), "cat-file", "-p", gone], capture_output=True)
+    assert ran.exists()                      # so it would have run
 
 
 @pytest.mark.parametrize("name", ["classics/A. Reader/Rain.md", "novels/level1/a.xml"])
