@@ -8,6 +8,7 @@ OUT    ?= nanoeuler.bin
 CHAT   ?= nanoeuler_chat.bin
 DPO    ?= nanoeuler_dpo.bin
 ARGS   ?=
+# As an argument of make: a variable of this name in the environment may be for another program.
 PORT   ?=
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 comma  := ,
@@ -62,7 +63,7 @@ chat: $(RUN_DEPS)  ## talk to the newest model here, or to another: MODEL=FILE, 
 
 serve: $(SERVE_DEPS)  ## the same in a browser, or from programs; PORT=9000 uses another port
 	$(HOW_TO_CHOOSE)
-	$(PY) nanoeuler.py serve $(MODEL)$(if $(PORT), --port $(PORT)) $(ARGS)
+	$(PY) nanoeuler.py serve $(MODEL)$(if $(filter command,$(origin PORT)), --port $(PORT)) $(ARGS)
 
 tour: $(RUN_DEPS)  ## draw the pictures of docs/tour again
 	$(PY) bench/make_tour.py $(ARGS)

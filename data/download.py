@@ -311,8 +311,9 @@ def run(main, argv=None):
         print(f"\n{program}: stopped; the same command keeps the files that are complete",
               file=sys.stderr)
         return 130
-    except DataError as e:
-        print(f"{program}: {e}", file=sys.stderr)
+    except DataError as e:                   # it may quote a source, which controls no terminal
+        said = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(e))
+        print(f"{program}: {said}", file=sys.stderr)
     except duckdb.Error as e:
         print(f"{program}: {' '.join(str(e).split())[:200]}; remove the file", file=sys.stderr)
     except OSError as e:

@@ -161,7 +161,8 @@ def git(folder, *args, data=None):
     name a program that fetches missing files.  Git does not run it here, because the clone may be
     somebody else's."""
     where = folder / ".git" if (folder / ".git").exists() else folder
-    offline = {**os.environ, "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": ""}
+    offline = {**os.environ, "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "",
+               "GIT_NO_REPLACE_OBJECTS": "1"}
     try:
         return subprocess.run(["git", f"--git-dir={where}", *args], input=data, check=True,
                               capture_output=True, env=offline).stdout
@@ -177,7 +178,7 @@ def cloned_files(folder, commit, pattern):
     listed = {}
     for line in git(folder, "ls-tree", "-r", "-z", commit).split(b"\0"):
         about, _, name = line.partition(b"\t")
-        name = name.decode()
+        name = name.decode(errors="replace")
         if about.startswith(b"100") and pattern.fullmatch(name):
             listed[name] = about.split()[2]
     answer = git(folder, "cat-file", "--batch", data=b"".join(x + b"\n" for x in listed.values()))
@@ -602,7 +603,11 @@ def written(year):
 
 def novels(files):
     for name, data in files.items():
-        text, title, author, year = tei(data)
+        try:
+            text, title, author, year = tei(data)
+        except (ElementTree.ParseError, AttributeError, RecursionError) as e:
+            why = "too many levels" if isinstance(e, RecursionError) else "not a novel in TEI"
+            raise dl.DataError(f"{name}: {why}; get its source again") from None
         author = " ".join(reversed(author.strip(" .,").split(", ")))
         yield Document(name, title, author, year, "", f"{PUBLIC}, markup CC BY 4.0", (name,),
                        f"{title}\n\n{text}")

@@ -831,6 +831,48 @@ def test_a_second_folder_holds_the_same_books(books, shelf, tmp_path, monkeypatc
     assert "novels.git" in capsys.readouterr().err
 
 
+TEI_HEAD = b'<TEI xmlns="http://www.tei-c.org/ns/1.0"><text><body>'
+
+
+@pytest.mark.parametrize("data", [b"<a", b"", b"<a/>", TEI_HEAD + b"<div>" * 5000])
+@unit
+def test_a_damaged_novel_is_an_error_that_names_it(books, data):
+    if data.endswith(b"<div>"):
+        data += b"</div>" * 5000 + b"</body></text></TEI>"
+    with pytest.raises(books.dl.DataError, match=r"level1/a\.xml: .*; get its source again"):
+        list(books.novels({"level1/a.xml": data}))
+
+
+@unit
+def test_an_error_of_a_source_controls_no_terminal(books, capsys):
+    def main(argv):
+        raise books.dl.DataError("it holds \x1b[31mred\nx")
+    main.__module__ = books.__name__
+    assert books.dl.run(main, []) == 2
+    assert capsys.readouterr().err == "get_books.py: it holds \\x1b[31mred\\nx\n"
+
+
+@unit
+def test_a_clone_holds_the_pinned_commit_itself(books, tmp_path):
+    """Not a replacement of it, and names that are not UTF-8 match no pattern."""
+    clone = tmp_path / "novels"
+    clone.mkdir()
+
+    def git(*args):
+        return subprocess.run(["git", "-C", str(clone), "-c", "user.name=a", "-c", "user.email=a@b",
+                               *args], check=True, capture_output=True, text=True).stdout.strip()
+    git("init", "-q")
+    commits = []
+    for text in "first", "second":
+        (clone / "a.xml").write_text(text)
+        (clone / os.fsdecode(b"\xff.xml")).write_text(text)
+        git("add", ".")
+        git("commit", "-q", "-m", text)
+        commits.append(git("rev-parse", "HEAD"))
+    git("replace", *commits)
+    assert books.cloned_files(clone, commits[0], re.compile(r"[a-z]*\.xml")) == {"a.xml": b"first"}
+
+
 @unit
 def test_the_configuration_of_a_clone_runs_no_program(books, tmp_path):
     """A partial clone names a remote that has its missing files.  Here this is a program, as in a

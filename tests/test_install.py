@@ -86,10 +86,13 @@ def test_make_teaches_what_was_made_before(folder):
         (folder / out).unlink()
 
 
-def test_make_serve_has_a_port(folder):
-    """As a variable, besides ARGS; without it, the program's own."""
+def test_make_serve_has_a_port(folder, monkeypatch):
+    """As a variable, besides ARGS; without it, the program's own.  A variable of the environment
+    may be for another program."""
     said = ok(make(folder, "-n", "serve", "PORT=9000", "MODEL=bundled", "ARGS=--slots 2"))
     assert "nanoeuler.py serve bundled --port 9000 --slots 2" in said
+    assert "--port" not in ok(make(folder, "-n", "serve"))
+    monkeypatch.setenv("PORT", "7000")
     assert "--port" not in ok(make(folder, "-n", "serve"))
 
 

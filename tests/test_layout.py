@@ -483,3 +483,10 @@ def test_what_benchmarks_and_gpu_tests_use_of_the_programs_is_there(path):
 @names
 def test_the_oldest_python_understands_it(path):
     assert tops(path) or path.read_text(encoding="utf-8").strip() == ""
+
+
+def test_one_function_prints_notes():
+    """bpe.note, which escapes what would control a terminal.  A second one did not."""
+    found = [path.name for path in IMPORTING
+             if re.search(r"^ *def note\(", path.read_text(encoding="utf-8"), re.M)]
+    assert found == ["bpe.py"]

@@ -532,6 +532,16 @@ def without_moments(path):
     ne.write_checkpoint(path, c.cfg, c.tokenizer, state, c.flat)
 
 
+def with_state(path, out, state):
+    """Copies a checkpoint, with another text where its state is."""
+    raw = path.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    header["__metadata__"]["state"] = state
+    made = json.dumps(header).encode()
+    out.write_bytes(len(made).to_bytes(8, "little") + made + raw[end:])
+
+
 CANNOT = {
     "missing": (lambda path: None, "found no file of this name in"),
     "int8": (lambda path: run("quantize", "nanoeuler.bin", path), "int8 matrices"),
@@ -545,6 +555,7 @@ def test_what_cannot_be_resumed_names_what_can(why, copy, monkeypatch, capsys):
     make, word = CANNOT[why]
     make("other.bin")
     (copy / "text.bin").write_bytes(b"no checkpoint" * 100)
+    with_state(copy / "nanoeuler.bin", copy / "deep.bin", "[" * 100_000)
     asked = "--resume", "--steps", 30, "--out"
     can = "nanoeuler.bin (step 20 of 20)"
     said = refused(capsys, "train", *asked, "other.bin", words=["other.bin", word, f": {can};"])

@@ -5,12 +5,11 @@ import math
 import os
 import pathlib
 import re
-import sys
 from dataclasses import replace
 
 import numpy as np
 
-from bpe import need, read_bytes, regular, UserError
+from bpe import need, note, read_bytes, regular, UserError
 from nanoeuler import from_bf16, rope_frequency
 from nanoeuler_parts.chat.jinja import need_short
 from nanoeuler_parts.chat.sampling import Sampling
@@ -269,9 +268,6 @@ def need_redundant(cfg, tensors, folder):
             break
     for name in stored:
         tensors.pop(name, None)
-
-def note(text):
-    print(f"note: {text}", file=sys.stderr)
 
 def llama_files(c):
     """{file name: content as JSON} of the files that accompany the tensors of a Checkpoint"""

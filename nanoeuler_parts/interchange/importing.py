@@ -6,7 +6,7 @@ import shlex
 
 import numpy as np
 
-from bpe import need, regular
+from bpe import need, note, regular
 from nanoeuler import Model, n_params, to_bf16
 from nanoeuler_parts.chat.jinja import need_short
 from nanoeuler_parts.checkpoint.file import meta_of
@@ -21,7 +21,7 @@ from nanoeuler_parts.flags import arg, file_name, FORCE, typed
 from nanoeuler_parts.interchange.forms import reading_form
 from nanoeuler_parts.interchange.gguf import llama_of_gguf
 from nanoeuler_parts.interchange.huggingface import (
-    folder_of_hub, IN_HUB, llama_of_folder, note, WEIGHTS_OF_LLAMA,
+    folder_of_hub, IN_HUB, llama_of_folder, WEIGHTS_OF_LLAMA,
 )
 
 GIVE_A_LLAMA = ("give a Llama with a BPE tokenizer: a GGUF file, or a directory with config.json, "

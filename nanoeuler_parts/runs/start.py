@@ -85,7 +85,8 @@ def runs_to_resume(run, out):
     folder, found = os.path.dirname(out), []
     for _, name in sorted(models_in(folder or os.curdir), reverse=True)[:MOST_MODELS]:
         path = os.path.join(folder, name)
-        with contextlib.suppress(OSError, UserError, KeyError, TypeError, ValueError):
+        with contextlib.suppress(OSError, UserError, KeyError, TypeError, ValueError,
+                                 RecursionError):
             with open(path, "rb") as f:
                 _, meta, tensors, _ = read_header(f)
             state = State(**json.loads(meta["state"])).check()
