@@ -14,6 +14,7 @@ import nanoeuler as ne
 from nanoeuler_parts.checkpoint.file import sha256_of
 from nanoeuler_parts.checkpoint.matrices import from_int8, in_int8
 from nanoeuler_parts.checkpoint.tensors import named
+from nanoeuler_parts.files.logs import alone
 from nanoeuler_parts.files.safetensors import map_tensors, write_tensors
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("one_thread")]
@@ -285,3 +286,24 @@ def test_a_folder_of_int8_is_no_llama(small, checkpoint, tmp_path, capsys):
         name: x for name, x in tensors.items() if not name.startswith("mtp.")}, "")
     refused(capsys, "import", tmp_path / "hf", tmp_path / "b.bin", words=["hf"])
     assert not (tmp_path / "b.bin").exists()
+
+
+@pytest.mark.parametrize("verb", ["quantize", "import"])
+def test_the_file_of_a_run_is_not_replaced(verb, checkpoint, tmp_path, capsys):
+    """The next save of the run would replace the model, although the verb has said that it is
+    there."""
+    out, source = tmp_path / "run.bin", checkpoint
+    out.write_bytes(checkpoint.read_bytes())
+    if verb == "import":
+        source = tmp_path / "llama"
+        run("export", checkpoint, source)
+    link = tmp_path / "link.bin"
+    link.symlink_to(out)
+    before = out.read_bytes()
+    with alone(str(out)):
+        for name in out, link:
+            refused(capsys, verb, source, name, "--force",
+                    words=["another run is writing", "let it end, or choose another name"])
+    assert out.read_bytes() == before
+    run(verb, source, out, "--force")
+    assert out.read_bytes() != before and not [*tmp_path.glob(".*")]

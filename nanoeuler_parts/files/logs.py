@@ -68,8 +68,8 @@ def log_path(out, data):
     return log
 
 @contextlib.contextmanager
-def alone(out):
-    """A block in which no other run writes the checkpoint `out`.
+def alone(out, other="another --out"):
+    """A block in which no other run writes the checkpoint `out`.     other: what errors propose
     The lock is on a hidden file beside the checkpoint, not on the checkpoint, because each save
     replaces the checkpoint by a new file.  Links in `out` are resolved first, so another link to
     the checkpoint leads to the same lock.  Yields "", or the reason why the lock file cannot be
@@ -82,9 +82,9 @@ def alone(out):
                 f = end.enter_context(open(path, "ab", opener=regular))
             except OSError as e:
                 lock_there = f"{path}: " if os.path.lexists(path) else ""
-                yield f"cannot write {out}: {lock_there}{e.strerror or e}; choose another --out"
+                yield f"cannot write {out}: {lock_there}{e.strerror or e}; choose {other}"
                 return
-            need(lock(f), f"another run is writing {out}; let it end, or choose another --out")
+            need(lock(f), f"another run is writing {out}; let it end, or choose {other}")
             with contextlib.suppress(FileNotFoundError):     # removed by another run: try again
                 if os.path.samestat(os.fstat(f.fileno()), os.stat(path)):
                     break
@@ -93,6 +93,14 @@ def alone(out):
         finally:
             with contextlib.suppress(OSError):
                 os.remove(path)              # still locked: the next run makes its own file
+
+@contextlib.contextmanager
+def replacing_no_run(out):
+    """A block that writes a model to `out`.  If a run saves there, it would replace the model, or
+    the model the run, so this is an error."""
+    with alone(out, "another name") as refusal:
+        need(not refusal, refusal)
+        yield
 
 # A log and a checkpoint are two files, and no file system replaces two files at once.  So the
 # checkpoint holds the SHA-256 of the first line of its log.  That line holds the time of the first

@@ -13,6 +13,7 @@ from nanoeuler_parts.checkpoint.file import meta_of
 from nanoeuler_parts.checkpoint.matrices import expected_types, in_int8
 from nanoeuler_parts.checkpoint.state import State
 from nanoeuler_parts.checkpoint.tensors import tensor_shapes
+from nanoeuler_parts.files.logs import replacing_no_run
 from nanoeuler_parts.files.safetensors import (
     BLOCK, Computed, need_finite, note_large, write_tensors,
 )
@@ -86,6 +87,11 @@ def import_llama(source, out, dtype, force):
         source = folder_of_hub(source)
     for path in pathlib.Path(source).glob("*") if os.path.isdir(source) else ():
         need_another(out, path)
+    with replacing_no_run(out):
+        write_imported(source, out, dtype)
+
+def write_imported(source, out, dtype):
+    """Reads the Llama, and writes the checkpoint."""
     with reading_form(source, GIVE_A_LLAMA):
         if os.path.isdir(source):
             f = llama_of_folder(source)

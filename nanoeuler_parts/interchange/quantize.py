@@ -10,6 +10,7 @@ from bpe import need
 from nanoeuler import aligned, Model, n_params, need_setting
 from nanoeuler_parts.checkpoint.file import read_checkpoint, write_checkpoint
 from nanoeuler_parts.checkpoint.tensors import named
+from nanoeuler_parts.files.logs import replacing_no_run
 from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.files.safetensors import note_large
 from nanoeuler_parts.files.writing import refuse_overwrite
@@ -32,6 +33,11 @@ def quantize(file, out, force, n_mtp=None):
     refuse_overwrite(out, force)
     need(os.path.realpath(out) != os.path.realpath(file),
          f"{out} would replace {file}, which is more precise; choose another name")
+    with replacing_no_run(out):
+        write_quantized(file, out, n_mtp)
+
+def write_quantized(file, out, n_mtp):
+    """Reads the model, and writes it in int8."""
     c = read_checkpoint(file, moments=False)
     if c.matrices == "int8":
         print(f"note: the matrices of {file} are already int8", file=sys.stderr)
