@@ -44,7 +44,7 @@ from nanoeuler_parts.tensor_cores.tiles import (
 #
 # A product with few tiles has narrower ones (`tile_columns`).  Its slices of B are smaller, so the
 # ring has more stages.  If the rows of A and B run along K, a slice then has two panels, which are
-# two of the slices above.  There is so little to multiply that each wait for a slice counts.
+# two of the slices above, so that there are half as many waits.
 #
 # Slices of A and B flow through the ring.  Phases of full[stage] end when the producer has arrived
 # and the bytes of both slices have landed, phases of empty[stage] when the eight warps of the

@@ -48,8 +48,8 @@ class TensorOps(Ops):
     """Ops on path `mma` or `wgmma`.  They call the functions of nanoeuler_cuda.py for matrices that
     tensor cores cannot multiply.
 
-    overlaps    kernels of path `wgmma` may start before the kernel before them has ended.  This
-                saves about a microsecond per launch, which matters to kernels of a few"""
+    overlaps    kernels of path `wgmma` may start before the kernel before them has ended.  For the
+                short kernels of a prompt, the time between two of them counts"""
 
     def __init__(self, path, overlaps=False):
         self.path, self.overlaps = path, overlaps
