@@ -490,3 +490,30 @@ def test_one_function_prints_notes():
     found = [path.name for path in IMPORTING
              if re.search(r"^ *def note\(", path.read_text(encoding="utf-8"), re.M)]
     assert found == ["bpe.py"]
+
+
+# Functions that words for an error may call, although there may be no error: they take microseconds
+CHEAP = {"len", "map", "filter", "sorted", "set", "max", "min", "str", "type", "join", "get",
+         "split", "replace", "values", "counted", "shown", "shown_name", "typed", "typed_name",
+         "as_typed", "printable", "quote", "dumps", "basename", "sub", "forms", "missing",
+         "or_else", "cut_short", "limits_of", "digits_of", "alternatives", "data_file", "stat",
+         "count_nonzero", "keys"}
+
+
+def words_for_errors(path):
+    """(line, function) of each call in the words of a `need`"""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("need", "need_setting"):
+            for inner in (x for words in node.args[1:] for x in ast.walk(words)):
+                if isinstance(inner, ast.Call):
+                    name = getattr(inner.func, "attr", getattr(inner.func, "id", "?"))
+                    yield inner.lineno, name
+
+
+@names
+def test_words_for_an_error_that_does_not_occur_cost_nothing(path):
+    """`need(ok, words)` computes the words first.  What takes time belongs after `if not ok`."""
+    if "nanoeuler_parts" not in path.parts and path.parent != ROOT:
+        return
+    slow = [(line, name) for line, name in words_for_errors(path) if name not in CHEAP]
+    assert not slow, slow

@@ -289,9 +289,10 @@ class Run:
     # ---- what these methods use
     def need_finite(self, losses, norm):
         """Ends the run if a loss or the norm of the gradient is not finite."""
-        need(math.isfinite(norm) and np.isfinite(losses).all(), f"step {self.step}: "
-             f"{self.model.first_bad_tensor()}; the run stops here, {self.out} is unchanged; start "
-             f"again with a lower --lr and another --out")
+        if not (math.isfinite(norm) and np.isfinite(losses).all()):
+            raise UserError(f"step {self.step}: {self.model.first_bad_tensor()}; the run stops "
+                            f"here, {self.out} is unchanged; start again with a lower --lr and "
+                            f"another --out")
 
     def need_finite_numbers(self, flat, moments):
         """Ends the run before it writes a checkpoint that every reader would reject.  A bad number
