@@ -437,13 +437,21 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert rows.shape == (5, AT_ONCE) and rows.dtype == np.int32
         assert all(extent(x)[0] % 16 == 0 for x in arrays)
 
-    def product_runs(self, N, tiles, K, normed=False, more_smem=0):
-        """Of a product with N outputs a row, blocks of so many tiles of W"""
-        groups = constants(self.kernel)["X_ROWS"] // GROUP if self.grid[1] > 1 else 1
+    def product_runs(self, N, tiles, K, product, normed=False, more_smem=0):
+        """Of a product with N outputs a row, blocks of so many tiles of W.  Where long rows of W
+        arrive in pieces, no more blocks start than two per multiprocessor."""
+        of_kernel = constants(self.kernel)
+        groups = of_kernel["X_ROWS"] // GROUP if self.grid[1] > 1 else 1
         assert 1 <= self.grid[1] <= AT_ONCE // GROUP // groups
-        hopper = constants(self.kernel)["take_turn"] is ptx.after_previous
-        smem = tiles * 8 * weight_stride(K) + 4 * K * normed if hopper else 0
-        self.runs((-(-N // (8 * tiles)), self.grid[1]), 256, smem + more_smem)
+        hopper, blocks = of_kernel["take_turn"] is ptx.after_previous, -(-N // (8 * tiles))
+        ring = SimpleNamespace(**constants(of_kernel[product].multiply))
+        in_piece = min(K, 256 * ring.TURNS)
+        assert 0 < K - (ring.PIECES - 1) * in_piece <= in_piece and 1 <= ring.STAGES <= 4
+        smem = ring.STAGES * tiles * 8 * weight_stride(in_piece) + 4 * K * normed if hopper else 0
+        if ring.STAGES > 1 and product in ("x_product", "product"):
+            blocks = min(blocks, max(1, 2 * nc.cuda.get_current_device().MULTIPROCESSOR_COUNT
+                                     // self.grid[1]))
+        self.runs((blocks, self.grid[1]), 256, smem + more_smem)
 
     def product_kernels_qkv(self, q, kc, vc, x, gain, w, bias, cos, sin, rows, eps):
         (_, G, T, D), (R, HD), C = kc.shape, q.shape, x.shape[1]
@@ -452,7 +460,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert bias.shape == w.shape[:1] or not constants(self.kernel)["biased"]
         assert (constants(self.kernel)["HD"], constants(self.kernel)["D"]) == (HD, D)
         self.rows_of(rows, x, gain, w)
-        self.product_runs(len(w), 2, C, normed=True)
+        self.product_runs(len(w), 2, C, "pair_product", normed=True)
 
     def norm_and_rotate_kernel_norm_and_rotate(self, q, kc, q_gain, k_gain, cos, sin, rows, eps):
         (_, G, T, D), (R, HD) = kc.shape, q.shape
@@ -496,28 +504,29 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         (R, parts, HD), C = o.shape, x.shape[1]
         assert R == AT_ONCE == len(x) and ml.shape[:2] == (R, parts) and w.shape == (C, HD)
         self.rows_of(rows, x, o, w)
-        self.product_runs(C, 1, HD, more_smem=4 * GROUP * (HD + 4))
+        self.product_runs(C, 1, HD, "att_product", more_smem=4 * GROUP * (HD + 4))
         apart(x, o, ml)
 
     def product_kernels_gate_up(self, y, x, gain, w, rows, eps):
         (R, F), C = y.shape, x.shape[1]
         assert x.shape == (R, C) and gain.shape == (C,) and w.shape == (2 * F, C)
         self.rows_of(rows, x, gain, w)
-        self.product_runs(2 * F, 2 * constants(self.kernel)["HALF_X_TILES"], C, normed=True)
+        self.product_runs(2 * F, 2 * constants(self.kernel)["HALF_X_TILES"], C, "x_product",
+                          normed=True)
         apart(y, x)
 
     def add_product_kernel_add_product(self, x, y, w, rows):
         (R, K), N = y.shape, x.shape[1]
         assert len(x) == R and w.shape == (N, K)
         self.rows_of(rows, x, y, w)
-        self.product_runs(N, constants(self.kernel)["TILES"], K)
+        self.product_runs(N, constants(self.kernel)["TILES"], K, "product")
         apart(x, y)
 
     def product_kernels_logits(self, out, x, gain, w, rows, eps):
         V, C = w.shape
         assert out.shape[1] == V + C == V + x.shape[1] and gain.shape == (C,)
         self.rows_of(rows, x, gain, w)
-        self.product_runs(V, constants(self.kernel)["X_TILES"], C, normed=True)
+        self.product_runs(V, constants(self.kernel)["X_TILES"], C, "x_product", normed=True)
         apart(out, x)
 
     def take_kernel_take(self, x, rows, wte):

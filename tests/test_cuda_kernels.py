@@ -2,6 +2,7 @@
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import math
 import re
 from collections import namedtuple
@@ -449,19 +450,22 @@ def test_parts_are_merged_alike_alone_and_among_many(request):
 @pytest.mark.parametrize("groups", [*TURNS_AT_ONCE])
 def test_a_product_of_rows_takes_each_slice_once(groups):
     """Also where the turns are no multiple of those whose loads are under way at once, as in F of
-    `large` and C of `xl`: what lies behind K is left."""
-    uneven = 0
-    for K in [8, 40, 264, *range(256, 16_384, 256)]:
-        multiply = row_product(K, 1, groups, False, True).multiply
+    `large` and C of `xl`, and where rows of W come in pieces: what lies behind K is left."""
+    uneven, in_pieces = 0, set()
+    for K, tiles in itertools.product([8, 40, 264, 8200, *range(256, 16_384, 256)], (1, 2, 4)):
+        multiply = row_product(K, tiles, groups, False, True, loops=True).multiply
         found = SimpleNamespace(**constants(multiply))
-        taken = [(turn0 + i) * 8 + warp for turn0 in range(0, found.TURNS, found.TURNS_LOADED)
+        taken = [(piece * found.TURNS + turn0 + i) * 8 + warp for piece in range(found.PIECES)
+                 for turn0 in range(0, found.TURNS, found.TURNS_LOADED)
                  for i in range(found.TURNS_LOADED) for warp in range(8)]
         if not found.EXACT:
             taken = [at for at in taken if at < found.SLICES]
         assert sorted(taken) == list(range(-(-K // SLICE))), K
         assert found.TURNS_LOADED <= TURNS_AT_ONCE[groups]
         uneven += found.TURNS % found.TURNS_LOADED > 0
-    assert uneven > 10 or groups == 4        # of which a turn is all that is under way
+        in_pieces.add((found.PIECES > 1, found.PIECES > found.STAGES, found.EXACT))
+    assert uneven > 2 or groups == 4         # of which a turn is all that is under way
+    assert len(in_pieces) == 6               # one piece, several, more than stages; also uneven
 
 
 Wide = namedtuple("Wide", "shared memory copies ahead", defaults=(0, 0, 0, 0))
@@ -480,10 +484,11 @@ def test_rows_load_16_bytes_at_once(counts, request):
     expected = {"qkv": Wide(4 * C, 2 * C, 2), "add_product": Wide(F, 2 * F, 1), "merge": Wide(0, 8),
                 "proj": Wide(3 * HD, 8, 1), "attend": Wide(0, 8 + heads, ahead=2)}
     expected["gate_up"] = expected["logits"] = Wide(6 * C, 2 * C, 2)
-    if counts != FEW:                        # twice the rows, and of down twice the tiles of W
+    if counts != FEW:                        # twice the rows, and of down twice the tiles of W,
+                                             # which come in pieces: three stages, and what follows
         turns = TURNS_AT_ONCE[2]     # of F at once
         expected.update(qkv=Wide(4 * C, 4 * C, 2), gate_up=Wide(6 * C, 4 * C, 2),
-                        logits=Wide(6 * C, 4 * C, 2), add_product=Wide(2 * turns, 4 * turns, 1))
+                        logits=Wide(6 * C, 4 * C, 2), add_product=Wide(2 * turns, 4 * turns, 4))
     if counts == MOST:                       # four times the rows, W once for two, a loop of turns
         expected.update(qkv=Wide(8, 8, 2), gate_up=Wide(12, 8, 2))
     if counts != FEW:

@@ -12,7 +12,7 @@ through all layers, in five kernels per layer, recorded as a CUDA graph:
     attend       attention over one split of the context,    one block per split, row and
                  keys_per_split(D) keys                      group of query heads
     proj         merges the splits, x += W att               one block per 8 columns of x
-    gate_up      RMSNorm, gate and up, SwiGLU                one block per 16 columns
+    gate_up      RMSNorm, gate and up, SwiGLU                one block per 16 columns, or several
     add_product  x += W swiglu                               one block per 8 columns of x
     after the last layer:
     logits       RMSNorm and head, for the rows whose        one block per 32 tokens

@@ -17,19 +17,24 @@ Rounding  x is float32, but mma takes bfloat16, which has 8 bits.  So x is split
 Copies    On Hopper, the copy engine (TMA) brings a block's rows of W into shared memory.  A kernel
           requests them before it waits for the previous kernel, so they arrive while that one
           computes.  On other GPUs, kernels load W into registers.
+Ring      Long rows of W arrive in pieces.  Shared memory has room for a few pieces, and these
+          stages are used in turn: when all warps have read a piece, the copy engine overwrites it
+          with the next one that has not been requested.  A block of gate_up, add_product or logits
+          then goes on with other tiles of W, so that copies never stop.
 Splits    Each block of proj merges the splits of `attend` for all rows.  From MERGE_FROM rows, two
           kernels are faster: `merge` merges the splits once, and `add_product` multiplies.
 
 Shared memory of a block.  On Hopper, the first two are dynamic, and the copy engine fills W and
 gain.  Elsewhere, only att is dynamic, and W and gain are read from memory:
 
-    W          8 rows per tile, weight_stride(K) bytes apart
+    W          the stages of the ring: a piece of 8 rows per tile, weight_stride(numbers of a row
+               in a piece) bytes apart
     gain       K float32, the gain of the RMSNorm, if x is normed; in proj, att of up to GROUP
                rows lies here instead, ATT_STRIDE floats apart
     partial    (8, groups, tiles, 8, 8): each warp's share of each output; `total` adds them
     squares    (8, rows): each warp's share of the sum of squares of each row, for RMSNorm
     table      a copy of `rows`
-    barrier    the mbarrier that counts the bytes of the copies
+    barriers   for each stage, the mbarrier that counts the bytes of its copies
 """
 from collections import namedtuple
 
@@ -47,7 +52,7 @@ from nanoeuler_parts.gpu.numbers import exp, f32, u32, u64, vector
 from nanoeuler_parts.tensor_cores.ptx import (
     after_previous, at_once, bulk_copy, DeviceFunctions, global_address, lane_id, load_four,
     load_four_shared, lower_half, mbarrier_expect, mbarrier_fence, mbarrier_init, mbarrier_wait,
-    pack_bf16, shared_address, thread_id, upper_half, warp_id,
+    pack_bf16, quotient, shared_address, thread_id, upper_half, warp_id,
 )
 
 GROUP = 8                                    # rows per `mma`
@@ -61,6 +66,27 @@ def weight_stride(K):
     two rows at a time, which must lie in different banks."""
     return 2 * K + (64 - 2 * K) % 128
 
+# How rows of W arrive: in `pieces` pieces, of which each has `turns` turns of K (the last one may
+# have fewer), through a ring of `stages` stages
+Ring = namedtuple("Ring", "pieces turns stages")
+WHOLE, PIECE = 56 << 10, 36 << 10            # most bytes of a tile in one piece; else of a piece
+BLOCK_SMEM = (228 << 10) // 2 - 1024         # bytes of shared memory for each of two blocks
+MOST_STAGES = 4
+
+def ring_of(K, tiles, groups, normed, hopper, loops):
+    """Returns the Ring of a product.
+    loops: a block may take several tiles, one after the other"""
+    turns, whole = cdiv(K, 8 * SLICE), 8 * tiles * weight_stride(K)
+    if not hopper or whole <= WHOLE:
+        return Ring(1, turns, 1)
+    per_piece, at_once = cdiv(turns, min(turns, cdiv(whole, PIECE))), TURNS_AT_ONCE[groups]
+    if per_piece > at_once:              # turns are loaded so many at a time
+        per_piece -= per_piece % at_once
+    pieces = cdiv(turns, per_piece)
+    room = BLOCK_SMEM - static_smem(groups, tiles) - 4 * K * normed
+    stages = room // (8 * tiles * weight_stride(8 * SLICE * per_piece))
+    return Ring(pieces, per_piece, max(1, min(stages, MOST_STAGES if loops else pieces)))
+
 @inlined
 def own_row():
     """Returns the row of x, and of each tile of W, that this lane reads.  A quad of lanes shares
@@ -73,21 +99,25 @@ def hi_and_mid(a, j, x, y):
     hi = pack_bf16(x, y)
     a[j], a[j + 1] = hi, pack_bf16(x - lower_half(hi), y - upper_half(hi))
 
-def row_product(K, TILES, GROUPS, normed, hopper):
+def row_product(K, TILES, GROUPS, normed, hopper, loops=False):
     """Makes the device functions of a block that multiplies GROUPS times GROUP rows of x by TILES
     tiles of W (N, K).  One tile: rows of W from `first`.  More: half of the tiles from `first`,
-    half from `second`.
+    half from `second`.  In its job j, a block takes the rows that lie j * step further down.
     normed: x is multiplied by `gain`, and its squares are summed
-    hopper: the copy engine loads W
+    hopper: the copy engine loads W     loops: a block may have several jobs
 
-    A kernel calls request_weights, waits for the previous kernel, calls multiply, and reads the
-    results by total."""
-    ROW_BYTES, STRIDE, W_ROWS = 2 * K, weight_stride(K), 8 * TILES
-    GAIN_BYTES, GAIN_START = 4 * K if normed else 0, W_ROWS * STRIDE // 4 if hopper else 0
+    A kernel calls request_weights, waits for the previous kernel, and in each job calls multiply
+    and reads the results by total."""
+    ring = ring_of(K, TILES, GROUPS, normed, hopper, loops)
+    PIECES, TURNS, STAGES = ring         # TURNS: of a piece
+    ROW_BYTES, W_ROWS, PIECE_K = 2 * K, 8 * TILES, min(K, 8 * SLICE * TURNS)
+    STRIDE, PIECE_BYTES = weight_stride(PIECE_K), 2 * PIECE_K
+    STAGE_BYTES, LAST_BYTES = W_ROWS * STRIDE, ROW_BYTES - (PIECES - 1) * PIECE_BYTES
+    GAIN_BYTES, GAIN_START = 4 * K if normed else 0, STAGES * STAGE_BYTES // 4 if hopper else 0
     SLICES, TILES_FROM_FIRST = cdiv(K, SLICE), cdiv(TILES, 2)
-    TURNS = cdiv(SLICES, 8)
     TURNS_LOADED = cdiv(TURNS, cdiv(TURNS, TURNS_AT_ONCE[GROUPS]))   # turns in flight
-    EXACT = K % (8 * SLICE * TURNS_LOADED) == 0          # no warp has a slice past the end of K
+    # no warp has a slice past the end of K
+    EXACT = TURNS % TURNS_LOADED == 0 and K == PIECES * 8 * SLICE * TURNS
     GROUPS_LOADED = min(GROUPS, 2)           # groups whose x is in registers at the same time
     X_REGS, B_REGS = 8 * TURNS_LOADED * GROUPS_LOADED, 4 * TILES
     CHAINS = 1 if normed else 2              # sums per tile; 2: one for each half of a slice
@@ -96,43 +126,59 @@ def row_product(K, TILES, GROUPS, normed, hopper):
     load_weights = load_four_shared if hopper else load_four
 
     @inlined
-    def row_of(i, w, first, second):
-        """Returns the index in W of the block's i-th row, at most that of W's last row."""
+    def row_of(i, w, first, second, below):
+        """Returns the index in W of the i-th row of a job, at most that of W's last row.
+        below: how much further down than in the block's first job"""
         row = first + i if i < 8 * TILES_FROM_FIRST else second + i - u32(8 * TILES_FROM_FIRST)
-        return min(u32(row), u32(w.shape[0]) - u32(1))
+        return min(u32(row + below), u32(w.shape[0]) - u32(1))
 
     @inlined
-    def request_weights(w, first, second, gain):
-        """Requests the block's rows of W from the copy engine, and the gain, which follows them in
-        shared memory, if x is normed.  Otherwise, gain is None.  Returns the mbarrier to wait for.
-        Without a copy engine, requests nothing."""
-        barrier, t = shared_address(cuda.shared.array(1, u64)), thread_id()
+    def request_piece(i, w, first, second, step, barriers):
+        """Requests the i-th piece that the block needs, by warp 0."""
+        t, job = thread_id(), u32(i // u32(PIECES))
+        piece, stage = i - job * u32(PIECES), u32(i % u32(STAGES))
+        size = u32(PIECE_BYTES) if piece + u32(1) < u32(PIECES) else u32(LAST_BYTES)
+        barrier, smem = barriers + u32(8) * stage, shared_address(cuda.shared.array(0, u32, 16))
+        if t == 0:
+            of_gain = u32(GAIN_BYTES) if i == 0 else u32(0)
+            mbarrier_expect(barrier, u32(W_ROWS) * size + of_gain)
+        cuda.syncwarp()                      # the mbarrier expects the bytes
+        if t < W_ROWS:
+            row, below = row_of(t, w, first, second, job * step), u64(piece) * u64(PIECE_BYTES)
+            bulk_copy(smem + stage * u32(STAGE_BYTES) + u32(t) * u32(STRIDE),
+                      global_address(w) + u64(row) * u64(ROW_BYTES) + below, size, barrier)
+
+    @inlined
+    def request_weights(w, first, second, step, jobs, gain):
+        """Requests the block's first pieces of W from the copy engine, and the gain, which follows
+        the ring in shared memory, if x is normed.  Otherwise, gain is None.  Returns the address
+        of the ring's mbarriers.  Without a copy engine, requests nothing."""
+        barriers, t = shared_address(cuda.shared.array(STAGES, u64)), thread_id()
         if hopper and t < WARP:
-            smem = shared_address(cuda.shared.array(0, u32, 16))
             if t == 0:
-                mbarrier_init(barrier, u32(1))
+                for stage in range(STAGES):
+                    mbarrier_init(barriers + u32(8 * stage), u32(1))
                 mbarrier_fence()
-                mbarrier_expect(barrier, u32(W_ROWS * ROW_BYTES + GAIN_BYTES))
                 if normed:
-                    bulk_copy(smem + u32(W_ROWS * STRIDE), global_address(gain), u32(GAIN_BYTES),
-                              barrier)
-            cuda.syncwarp()                  # the mbarrier is initialized and expects the bytes
-            if t < W_ROWS:
-                row = row_of(t, w, first, second)
-                bulk_copy(smem + u32(t) * u32(STRIDE),
-                          global_address(w) + u64(row) * u64(ROW_BYTES), u32(ROW_BYTES), barrier)
-        return barrier
+                    smem = shared_address(cuda.shared.array(0, u32, 16))
+                    bulk_copy(smem + u32(STAGES * STAGE_BYTES), global_address(gain),
+                              u32(GAIN_BYTES), barriers)
+            cuda.syncwarp()                  # the mbarriers are initialized
+            for i in range(STAGES):
+                if u32(i) < jobs * u32(PIECES):
+                    request_piece(u32(i), w, first, second, step, barriers)
+        return barriers
 
     @inlined
-    def address_in_smem(w, first, second, tile):
+    def address_in_smem(stage, w, first, second, below, tile):
         """Returns the shared address of the row of W that this lane reads in a tile."""
         smem = shared_address(cuda.shared.array(0, u32, 16))
-        return smem + (u32(8 * tile) + own_row()) * u32(STRIDE)
+        return smem + stage * u32(STAGE_BYTES) + (u32(8 * tile) + own_row()) * u32(STRIDE)
 
     @inlined
-    def address_in_memory(w, first, second, tile):
+    def address_in_memory(stage, w, first, second, below, tile):
         """Returns the global address of this row."""
-        row = row_of(u32(8 * tile) + own_row(), w, first, second)
+        row = row_of(u32(8 * tile) + own_row(), w, first, second, below)
         return global_address(w) + u64(row) * u64(ROW_BYTES)
     address_of, Offset = (address_in_smem, u32) if hopper else (address_in_memory, u64)
 
@@ -155,8 +201,8 @@ def row_product(K, TILES, GROUPS, normed, hopper):
                     4 * tile + 2 * half)
 
     @inlined
-    def multiply(partial, squares, x, starts, gain, w, first, second, barrier):
-        """Writes each warp's share of the products:
+    def multiply(partial, squares, x, starts, gain, w, first, second, step, jobs, job, barriers):
+        """Writes each warp's share of the products of a job:
             partial[warp, group, tile, r, n]   of sum_k W[n, k] gain[k] x[r, k]
             squares[warp, GROUP group + r]     of sum_k x[r, k]^2, if normed
         The row of x that this lane reads begins at x[starts[group]].  A lane that reads row r of x
@@ -166,32 +212,42 @@ def row_product(K, TILES, GROUPS, normed, hopper):
         acc, ss = filled(ACC_REGS, f32(0)), filled(GROUPS, f32(0))   # 2 of hi, 2 of mid
         xs, a, b = cuda.local.array(X_REGS, f32), filled(8, u32(0)), cuda.local.array(B_REGS, u32)
         gains, gain_of = cuda.shared.array(0, f32, 16) if hopper else gain, filled(8, f32(1))
-        for turn0 in range(0, TURNS, TURNS_LOADED):
-            for group0 in range(0, GROUPS, GROUPS_LOADED):
-                for i in range(TURNS_LOADED):            # all loads are in flight together
-                    k = u32((turn0 + i) * 8 * SLICE) + first_k
-                    for group in range(GROUPS_LOADED):
-                        eight = load_8(x, starts[group0 + group] + (
-                            k if EXACT else min(u32(k), u32(K - 8))))
-                        for e in range(8):
-                            x_e = eight[e] if EXACT or k < K else f32(0)
-                            xs[8 * (GROUPS_LOADED * i + group) + e] = x_e
-                if hopper and turn0 == 0 and group0 == 0:
-                    mbarrier_wait(barrier, u32(0))
-                for i in range(TURNS_LOADED):
-                    k = u32((turn0 + i) * 8 * SLICE) + first_k
-                    if EXACT or u32((turn0 + i) * 8) + warp < SLICES:  # the same in a warp
-                        k = k if EXACT else min(u32(k), u32(K - 8))
-                        for tile in range(TILES):
-                            address = address_of(w, first, second, tile)
-                            load_weights(b, 4 * tile, address + Offset(2 * k))
-                        if normed:
-                            eight = load_8(gains, GAIN_START + k)
-                            for e in range(8):
-                                gain_of[e] = eight[e]
+        for piece in range(PIECES):
+            at = job * u32(PIECES) + u32(piece)
+            stage, first_turn = u32(at % u32(STAGES)), u32(TURNS) * u32(piece)
+            for turn0 in range(0, TURNS, TURNS_LOADED):
+                for group0 in range(0, GROUPS, GROUPS_LOADED):
+                    for i in range(TURNS_LOADED):            # all loads are in flight together
+                        k = (first_turn + u32(turn0 + i)) * u32(8 * SLICE) + first_k
                         for group in range(GROUPS_LOADED):
-                            add_slice(acc, ss, xs, 8 * (GROUPS_LOADED * i + group), gain_of, a, b,
-                                        group0 + group)
+                            eight = load_8(x, starts[group0 + group] + (
+                                k if EXACT else min(u32(k), u32(K - 8))))
+                            for e in range(8):
+                                x_e = eight[e] if EXACT or k < K else f32(0)
+                                xs[8 * (GROUPS_LOADED * i + group) + e] = x_e
+                    if hopper and turn0 == 0 and group0 == 0:
+                        mbarrier_wait(barriers + u32(8) * stage, u32(at // u32(STAGES)) & u32(1))
+                    for i in range(TURNS_LOADED):
+                        turn = first_turn + u32(turn0 + i)
+                        k = turn * u32(8 * SLICE) + first_k
+                        if EXACT or u32(8) * turn + warp < SLICES:     # the same in a warp
+                            k = k if EXACT else min(u32(k), u32(K - 8))
+                            for tile in range(TILES):
+                                address = address_of(stage, w, first, second, job * step, tile)
+                                load_weights(b, 4 * tile, address + Offset(2) * Offset(
+                                    k - first_turn * u32(8 * SLICE) if hopper else k))
+                            if normed:
+                                eight = load_8(gains, GAIN_START + k)
+                                for e in range(8):
+                                    gain_of[e] = eight[e]
+                            for group in range(GROUPS_LOADED):
+                                add_slice(acc, ss, xs, 8 * (GROUPS_LOADED * i + group), gain_of, a,
+                                          b, group0 + group)
+            if STAGES > 1 and (loops or PIECES > STAGES):
+                if at + u32(STAGES) < jobs * u32(PIECES):
+                    cuda.syncthreads()       # all warps have read this piece
+                    if thread_id() < WARP:
+                        request_piece(at + u32(STAGES), w, first, second, step, barriers)
         for group in range(GROUPS):
             for tile in range(TILES):
                 for e in range(2):
@@ -224,14 +280,48 @@ def tiles_per_block(tiles, K, groups):
     room = 2 * tiles * 8 * weight_stride(K) <= 72 << 10
     return 2 * tiles if room and (tiles > 1 or groups > 1) else tiles
 
-def product_smem(K, tiles, normed, hopper):
+def static_smem(groups, tiles):
+    """Returns the bytes of a block's static arrays: the warps' shares, the squares, the table and
+    the mbarriers."""
+    return 8 * groups * (tiles * 8 * 8 + 8) * 4 + 5 * AT_ONCE * 4 + 8 * MOST_STAGES
+
+def product_smem(K, tiles, groups, normed, hopper, loops):
     """Returns the bytes of dynamic shared memory that a product needs per block."""
-    return tiles * 8 * weight_stride(K) + 4 * K * normed if hopper else 0
+    if not hopper:
+        return 0
+    ring = ring_of(K, tiles, groups, normed, hopper, loops)
+    stage = 8 * tiles * weight_stride(min(K, 8 * SLICE * ring.turns))
+    return ring.stages * stage + 4 * K * normed
+
+def blocks_of(N, K, tiles, groups, normed, hopper, most):
+    """Returns the number of blocks of a product of N columns whose blocks may have several jobs:
+    one for each job, or at most `most`, if a ring keeps the copies going between jobs."""
+    jobs = cdiv(N, 8 * tiles)
+    return min(jobs, most) if ring_of(K, tiles, groups, normed, hopper, True).stages > 1 else jobs
 
 @inlined
 def copied_entry(table, field, i):
     """Returns the i-th entry of a field, as `table_entry` does, of a copied table."""
     return table[u64(AT_ONCE * field) + u64(i)]
+
+@inlined
+def first_and_step(columns):
+    """Returns the first column of a block whose jobs have so many columns, and from one job of it
+    to the next."""
+    return u32(columns) * u32(cuda.blockIdx.x), u32(columns) * u32(cuda.gridDim.x)
+
+@inlined
+def jobs_of(N, columns):
+    """Returns how many jobs of so many columns this block has, of N columns."""
+    first, step = first_and_step(columns)
+    return quotient(u32(N) - first + step - u32(1), step)
+
+@inlined
+def after_job(job, jobs):
+    """Returns the number of the next job, for which the warps' shares may be overwritten."""
+    if job + u32(1) < jobs:
+        cuda.syncthreads()                   # all threads have read the shares
+    return job + u32(1)
 
 def block_rows(GROUPS):
     """Makes the device functions that tell a block of 256 threads its rows, which are GROUPS groups
@@ -284,8 +374,8 @@ def product_kernels(C, HD, D, F, GROUPS, window, hopper, biased, normed):
     X_ROWS y.  Past the last row, a block recomputes the last row and discards the result."""
     X_TILES, X_ROWS = tiles_per_block(2, C, GROUPS), GROUP * GROUPS
     HALF_X_TILES = X_TILES // 2
-    pair_product, x_product = (
-        row_product(C, tiles, GROUPS, True, hopper) for tiles in (2, X_TILES))
+    pair_product, x_product = (row_product(C, tiles, GROUPS, True, hopper, loops)
+                               for tiles, loops in ((2, False), (X_TILES, True)))
     att_product = row_product(HD, 1, 1, False, hopper)
     copied_table, first_row_of_block, starts_of = block_rows(GROUPS)
     splits_at, merge_splits = split_merger(HD, D, window)
@@ -294,7 +384,7 @@ def product_kernels(C, HD, D, F, GROUPS, window, hopper, biased, normed):
         (8, GROUPS, tiles, 8, 8) for tiles in (2, X_TILES))
     SQUARES, HALF = (8, X_ROWS), D // 2
     # in floats of shared memory: where att begins in proj, and from one row of it to the next
-    ATT_START, ATT_STRIDE = 8 * weight_stride(HD) // 4 if hopper else 0, HD + 4
+    ATT_START, ATT_STRIDE = product_smem(HD, 1, 1, False, hopper, False) // 4, HD + 4
     _, store_4 = vector(4)
     take_turn = after_previous if hopper else at_once
 
@@ -319,7 +409,7 @@ def product_kernels(C, HD, D, F, GROUPS, window, hopper, biased, normed):
         i0 = u32(8) * (block - head * u32(HALF // 8))
         first, second = head * u32(D) + i0, head * u32(D) + i0 + u32(HALF)
         partial, squares = cuda.shared.array(QKV_SHARES, f32), cuda.shared.array(SQUARES, f32)
-        barrier = pair_product.request_weights(w, first, second, gain)
+        barriers = pair_product.request_weights(w, first, second, u32(0), u32(1), gain)
         table = copied_table(rows)
         t, count = thread_id(), u32(copied_entry(table, COUNTS, N_ROWS))
         n, i = t >> u32(3), i0 + (t & u32(7))
@@ -330,7 +420,8 @@ def product_kernels(C, HD, D, F, GROUPS, window, hopper, biased, normed):
         pos = u32(copied_entry(table, POSITION, my_row))
         c, s = cos[pos, i], sin[pos, i]
         take_turn()
-        pair_product.multiply(partial, squares, x, starts, gain, w, first, second, barrier)
+        pair_product.multiply(partial, squares, x, starts, gain, w, first, second, u32(0), u32(1),
+                              u32(0), barriers)
         if mine:
             rstd = rstd_of(squares, n, eps)
             u = pair_product.total(partial, 0, n, t & u32(7))
@@ -358,7 +449,7 @@ def product_kernels(C, HD, D, F, GROUPS, window, hopper, biased, normed):
         t, first = thread_id(), u32(8) * u32(cuda.blockIdx.x)
         partial, squares = cuda.shared.array(PROJ_SHARES, f32), cuda.shared.array((1, 1), f32)
         att = cuda.shared.array(0, f32, 16)
-        barrier = att_product.request_weights(w, first, first, None)
+        barriers = att_product.request_weights(w, first, first, u32(0), u32(1), None)
         table = copied_table(rows)
         count = u32(copied_entry(table, COUNTS, N_ROWS))
         r, n, old = t >> u32(3), first + (t & u32(7)), f32(0)
@@ -375,41 +466,49 @@ def product_kernels(C, HD, D, F, GROUPS, window, hopper, biased, normed):
                 k += u32(4 * 256)
             row += u32(1)
         cuda.syncthreads()                   # att is complete
-        att_product.multiply(partial, squares, att, starts, None, w, first, first, barrier)
+        att_product.multiply(partial, squares, att, starts, None, w, first, first, u32(0), u32(1),
+                             u32(0), barriers)
         if r < count:
             x[r, n] = old + att_product.total(partial, 0, r, t & u32(7))
 
     @two_blocks_per_sm
     def gate_up(y, x, gain, w, rows, eps):
         """y = silu(gate) * up, where gate and up are the halves of RMSNorm(x) W^T.
-        grid (ceil(F / (4 X_TILES)), rows / X_ROWS)
+        grid (at most ceil(F / (4 X_TILES)), rows / X_ROWS)
         y (AT_ONCE, F), x (AT_ONCE, C), w (2 F, C) bf16"""
-        t, first = thread_id(), u32(8 * HALF_X_TILES) * u32(cuda.blockIdx.x)
+        t, first, step = thread_id(), *first_and_step(8 * HALF_X_TILES)
+        jobs = jobs_of(F, 8 * HALF_X_TILES)
         partial, squares = cuda.shared.array(X_SHARES, f32), cuda.shared.array(SQUARES, f32)
-        barrier = x_product.request_weights(w, first, first + u32(F), gain)
+        barriers = x_product.request_weights(w, first, first + u32(F), step, jobs, gain)
         table = copied_table(rows)
         count = u32(copied_entry(table, COUNTS, N_ROWS))
         r, column = t >> u32(3), t & u32(7)
-        starts = starts_of(first_row_of_block(), count, C)
+        starts, job = starts_of(first_row_of_block(), count, C), u32(0)
         take_turn()
-        x_product.multiply(partial, squares, x, starts, gain, w, first, first + u32(F), barrier)
-        if r < X_ROWS and first_row_of_block() + r < count:
-            rstd = rstd_of(squares, r, eps)
-            for tile in range(HALF_X_TILES):
-                n = first + u32(8 * tile) + column
-                gate = x_product.total(partial, tile, r, column) * rstd
-                up = x_product.total(partial, HALF_X_TILES + tile, r, column) * rstd
-                if n < F:
-                    y[first_row_of_block() + r, n] = fast_fdividef(gate * up, f32(1) + exp(-gate))
+        while job < jobs:
+            x_product.multiply(partial, squares, x, starts, gain, w, first, first + u32(F), step,
+                               jobs, job, barriers)
+            if r < X_ROWS and first_row_of_block() + r < count:
+                rstd = rstd_of(squares, r, eps)
+                for tile in range(HALF_X_TILES):
+                    n = first + job * step + u32(8 * tile) + column
+                    gate = x_product.total(partial, tile, r, column) * rstd
+                    up = x_product.total(partial, HALF_X_TILES + tile, r, column) * rstd
+                    if n < F:
+                        y[first_row_of_block() + r, n] = fast_fdividef(gate * up,
+                                                                       f32(1) + exp(-gate))
+            job = after_job(job, jobs)
 
     @two_blocks_per_sm
     def logits(out, x, gain, w, rows, eps):
         """Writes one line per row whose logits are requested: its logits, followed by its row of x.
-        grid (ceil(V / (8 X_TILES)), lines / X_ROWS)
+        grid (at most ceil(V / (8 X_TILES)), lines / X_ROWS)
         out (lines, V + C): writes from line rows[COUNTS, FIRST_LINE]; w (V, C) bf16"""
-        t, first, V = thread_id(), u32(8 * X_TILES) * u32(cuda.blockIdx.x), u32(w.shape[0])
+        t, first, step = thread_id(), *first_and_step(8 * X_TILES)
+        V, jobs = u32(w.shape[0]), jobs_of(w.shape[0], 8 * X_TILES)
+        second, job = first + u32(8 * HALF_X_TILES), u32(0)
         partial, squares = cuda.shared.array(X_SHARES, f32), cuda.shared.array(SQUARES, f32)
-        barrier = x_product.request_weights(w, first, first + u32(8 * HALF_X_TILES), gain)
+        barriers = x_product.request_weights(w, first, second, step, jobs, gain)
         table = copied_table(rows)
         count, base = u32(copied_entry(table, COUNTS, N_WANTED)), first_row_of_block()
         starts, r, column = cuda.local.array(GROUPS, u32), t >> u32(3), t & u32(7)
@@ -417,15 +516,17 @@ def product_kernels(C, HD, D, F, GROUPS, window, hopper, biased, normed):
             wanted = min(u32(base + u32(GROUP * group) + own_row()), u32(count - u32(1)))
             starts[group] = u32(copied_entry(table, WANTED, wanted)) * u32(C)
         take_turn()
-        x_product.multiply(partial, squares, x, starts, gain, w, first,
-                           first + u32(8 * HALF_X_TILES), barrier)
         line = u32(copied_entry(table, COUNTS, FIRST_LINE))
-        if r < X_ROWS and base + r < count:
-            rstd = rstd_of(squares, r, eps)
-            for tile in range(X_TILES):
-                n = first + u32(8 * tile) + column
-                if n < V:
-                    out[line + base + r, n] = x_product.total(partial, tile, r, column) * rstd
+        while job < jobs:
+            x_product.multiply(partial, squares, x, starts, gain, w, first, second, step, jobs, job,
+                               barriers)
+            if r < X_ROWS and base + r < count:
+                rstd = rstd_of(squares, r, eps)
+                for tile in range(X_TILES):
+                    n = first + job * step + u32(8 * tile) + column
+                    if n < V:
+                        out[line + base + r, n] = x_product.total(partial, tile, r, column) * rstd
+            job = after_job(job, jobs)
         i = base * u32(C) + u32(256) * u32(cuda.blockIdx.x) + t
         while i < u32(min(count, base + u32(X_ROWS))) * u32(C):
             r = u32(i // u32(C))
@@ -440,34 +541,39 @@ def add_product_kernel(N, K, GROUPS, hopper):
     """Makes `add_product` for W (N, K): the product of att from MERGE_FROM rows, and of SwiGLU.
     Its threads write outputs as the threads of `product_kernels` do."""
     TILES, X_ROWS = tiles_per_block(1, K, GROUPS), GROUP * GROUPS
-    product, SHARES = row_product(K, TILES, GROUPS, False, hopper), (8, GROUPS, TILES, 8, 8)
+    product = row_product(K, TILES, GROUPS, False, hopper, True)
+    SHARES = (8, GROUPS, TILES, 8, 8)
     copied_table, first_row_of_block, starts_of = block_rows(GROUPS)
     take_turn = after_previous if hopper else at_once
 
     @two_blocks_per_sm
     def add_product(x, y, w, rows):
         """x[r, n] += sum_k W[n, k] y[r, k]
-        grid (ceil(N / (8 TILES)), rows / X_ROWS)
+        grid (at most ceil(N / (8 TILES)), rows / X_ROWS)
         x (AT_ONCE, N), y (AT_ONCE, K), w (N, K) bf16"""
-        t, first = thread_id(), u32(8 * TILES) * u32(cuda.blockIdx.x)
+        t, first, step = thread_id(), *first_and_step(8 * TILES)
+        jobs, job = jobs_of(N, 8 * TILES), u32(0)
         partial, squares = cuda.shared.array(SHARES, f32), cuda.shared.array((1, 1), f32)
-        barrier = product.request_weights(w, first, first + u32(8), None)
+        barriers = product.request_weights(w, first, first + u32(8), step, jobs, None)
         table = copied_table(rows)
         count = u32(copied_entry(table, COUNTS, N_ROWS))
         r, column = t >> u32(3), t & u32(7)
         mine = r < X_ROWS and first_row_of_block() + r < count
         starts, old = starts_of(first_row_of_block(), count, K), filled(TILES, f32(0))
         take_turn()
-        for tile in range(TILES):
-            n = first + u32(8 * tile) + column
-            if mine and n < N:
-                old[tile] = x[first_row_of_block() + r, n]
-        product.multiply(partial, squares, y, starts, None, w, first, first + u32(8), barrier)
-        for tile in range(TILES):
-            n = first + u32(8 * tile) + column
-            if mine and n < N:
-                x[first_row_of_block() + r, n] = (
-                    old[tile] + product.total(partial, tile, r, column))
+        while job < jobs:
+            for tile in range(TILES):
+                n = first + job * step + u32(8 * tile) + column
+                if mine and n < N:
+                    old[tile] = x[first_row_of_block() + r, n]
+            product.multiply(partial, squares, y, starts, None, w, first, first + u32(8), step,
+                             jobs, job, barriers)
+            for tile in range(TILES):
+                n = first + job * step + u32(8 * tile) + column
+                if mine and n < N:
+                    x[first_row_of_block() + r, n] = (
+                        old[tile] + product.total(partial, tile, r, column))
+            job = after_job(job, jobs)
     return add_product
 
 # Bytes of dynamic shared memory per block of each kernel.  add_att and add_swiglu: of `add_product`
@@ -475,22 +581,19 @@ RowsSmem = namedtuple("RowsSmem", "qkv proj add_att gate_up add_swiglu")
 
 def rows_smem(size, groups, hopper):
     """Returns RowsSmem of the kernels whose blocks take `groups` groups of rows."""
-    def of(tiles, K, normed=False):
-        return product_smem(K, tiles, normed, hopper)
+    def of(tiles, K, normed=False, loops=False, groups=groups):
+        return product_smem(K, tiles, groups, normed, hopper, loops)
     of_x, of_att, of_swiglu = (tiles_per_block(tiles, K, groups) for tiles, K in (
         (2, size.C), (1, size.HD), (1, size.F)))
-    return RowsSmem(of(2, size.C, True), of(1, size.HD) + GROUP * 4 * (size.HD + 4),
-                    of(of_att, size.HD), of(of_x, size.C, True), of(of_swiglu, size.F))
+    return RowsSmem(of(2, size.C, True), of(1, size.HD, groups=1) + GROUP * 4 * (size.HD + 4),
+                    of(of_att, size.HD, loops=True), of(of_x, size.C, True, True),
+                    of(of_swiglu, size.F, loops=True))
 
 def whole_smem(size, groups, hopper):
     """Returns the bytes of shared memory that the largest block of any kernel needs, for blocks of
-    up to `groups` groups of rows.  They include the dynamic part and the static arrays: the warps'
-    shares, the squares, the table and the mbarrier."""
+    up to `groups` groups of rows: the dynamic part and the static arrays."""
     smem, others = rows_smem(size, groups, hopper), min(groups, 2)
-
-    def with_shares(asked, groups, tiles):
-        return asked + 8 * groups * (tiles * 8 * 8 + 8) * 4 + 5 * AT_ONCE * 4 + 8
-    return max(with_shares(smem.qkv, groups, 2), with_shares(smem.proj, 1, 1),
-               with_shares(smem.gate_up, groups, tiles_per_block(2, size.C, groups)),
-               with_shares(smem.add_att, others, tiles_per_block(1, size.HD, others)),
-               with_shares(smem.add_swiglu, others, tiles_per_block(1, size.F, others)))
+    return max(smem.qkv + static_smem(groups, 2), smem.proj + static_smem(1, 1),
+               smem.gate_up + static_smem(groups, tiles_per_block(2, size.C, groups)),
+               smem.add_att + static_smem(others, tiles_per_block(1, size.HD, others)),
+               smem.add_swiglu + static_smem(others, tiles_per_block(1, size.F, others)))

@@ -30,8 +30,8 @@ from nanoeuler_parts.decode.attend import (
 )
 from nanoeuler_parts.decode.norms import HEADS_PER_BLOCK, norm_and_rotate_kernel
 from nanoeuler_parts.decode.products import (
-    add_product_kernel, GROUP, product_kernels, rows_smem, tiles_per_block, TURNS_AT_ONCE,
-    whole_smem,
+    add_product_kernel, blocks_of, GROUP, product_kernels, rows_smem, tiles_per_block,
+    TURNS_AT_ONCE, whole_smem,
 )
 from nanoeuler_parts.decode.prompts import power_of_two, prompt_size, Prompts
 from nanoeuler_parts.decode.sampling import choose_kernel, DRAW_FIELDS
@@ -79,7 +79,9 @@ class RowSteps:
         size, self.cfg, self.p, self.T = ne.dims_of(cfg), cfg, weights, T
         self.top, self.hopper = top, make_ops(top).path == "wgmma"
         self.size, window = size, window_of(cfg)
-        room = cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        device = cuda.get_current_device()
+        room, self.multiprocessors = (device.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+                                      device.MULTIPROCESSOR_COUNT)
         self.groups = max(groups for groups in TURNS_AT_ONCE
                           if whole_smem(size, groups, self.hopper) <= room)
         self.smem = {groups: rows_smem(size, groups, self.hopper) for groups in TURNS_AT_ONCE}
@@ -302,6 +304,12 @@ class RowSteps:
         if kind.whole_step and kind.lines and not kind.sampled:
             download(self.pinned[:kind.lines], self.out)
 
+    def product_grid(self, N, K, tiles, count, groups, normed):
+        """Returns the grid of gate_up, add_product or logits: of N columns for `count` rows."""
+        of_rows, tiles = cdiv(count, groups * GROUP), tiles_per_block(tiles, K, groups)
+        most = max(1, 2 * self.multiprocessors // of_rows)
+        return blocks_of(N, K, tiles, groups, normed, self.hopper, most), of_rows
+
     def queue_layers(self, count, splits):
         """Queues all layers for `count` rows, whose contexts have up to `splits` splits."""
         size, p, rows, x = self.size, self.p, self.rows, self.x
@@ -312,9 +320,9 @@ class RowSteps:
         o = view(self.o, 0, (AT_ONCE, splits, size.HD))
         ml = view(self.ml, 0, (AT_ONCE, splits, size.H, 2))
 
-        def grid(N, tiles, K, groups):
+        def grid(N, tiles, K, groups, normed=False):
             """Returns the grid of a product with N outputs per row."""
-            return cdiv(N, 8 * tiles_per_block(tiles, K, groups)), cdiv(count, groups * GROUP)
+            return self.product_grid(N, K, tiles, count, groups, normed)
         for l in range(size.L):
             kc, vc, gain = self.kc[l], self.vc[l], p.attn_norm[l]
             bias = p.qkv_bias[l] if self.cfg.qkv_bias else gain
@@ -336,7 +344,7 @@ class RowSteps:
                        grid=grid(size.C, 1, size.HD, others), block=256,
                        smem=self.smem[others].add_att)
             launch(k.gate_up, self.y, x, p.mlp_norm[l], p.gate_up[l], rows, eps,
-                   grid=grid(2 * size.F, 2, size.C, groups), block=256, smem=smem.gate_up)
+                   grid=grid(2 * size.F, 2, size.C, groups, True), block=256, smem=smem.gate_up)
             launch(self.add_product[others, size.F], x, self.y, p.down[l], rows, block=256,
                    grid=grid(size.C, 1, size.F, others), smem=self.smem[others].add_swiglu)
 
@@ -346,8 +354,7 @@ class RowSteps:
         groups = groups_per_block(lines, self.groups).others
         launch(self.kernels[groups].logits, out, self.x, self.p.final_norm, head, rows,
                np.float32(self.cfg.norm_eps), block=256, smem=self.smem[groups].gate_up,
-               grid=(cdiv(len(head), 8 * tiles_per_block(2, self.size.C, groups)),
-                     cdiv(lines, groups * GROUP)))
+               grid=self.product_grid(len(head), self.size.C, 2, lines, groups, True))
 
     def guesses(self, line, x=None):
         """Returns the logits of all heads but the first, (heads, V), for one row of x.

@@ -49,6 +49,8 @@ def models(ops):
             dict(n_embd=64, n_hidden=2312, head_dim=128, n_head=5, n_kv_head=1),
             dict(n_embd=2568, head_dim=48, n_layer=1),
             dict(n_embd=1280, n_hidden=2816, n_layer=1),           # slices in uneven turns
+            dict(n_embd=2048, n_hidden=2312, n_layer=1),           # several jobs per block
+            dict(n_embd=72, n_hidden=8200, n_layer=1),             # more pieces than stages
             dict(n_hidden=1024, qkv_bias=True), dict(n_hidden=1024, qk_norm=True),
             dict(n_hidden=1024, head_dim=128, n_head=4, n_kv_head=2, qkv_bias=True, qk_norm=True,
                  window=70))):
