@@ -67,12 +67,12 @@ RECIPE = {
     "pretrain": ["--n-layer", "7", "--n-embd", "384", "--n-head", "6", "--n-kv-head", "2",
                  "--head-dim", "64", "--n-hidden", "1152", "--seq-len", "512",
                  "--vocab-size", "2048", "--n-mtp", "1", "--batch", "32768", "--steps", "24000",
-                 "--holdout", "0.02", "--weight-decay", "1", "--cuts", "0.02"],
-    "sft": ["--row-len", "256", "--batch", "16384", "--lr", "6e-4", "--epochs", "4",
+                 "--holdout", "0.02", "--weight-decay", "0.3", "--cuts", "0.02"],
+    "sft": ["--row-len", "256", "--batch", "16384", "--lr", "6e-4", "--epochs", "10",
             "--cuts", "0.1", "--rehearse", "0"],
     "dpo": ["--row-len", "256", "--batch", "4096", "--lr", "3e-5", "--nll", "5",
             "--epochs", "1", "--rehearse", "0"]}
-EVERYDAY_COUNT = 24_000      # conversations: what people type first is the most important
+EVERYDAY_COUNT = 34_000      # conversations: what people type first is the most important
 MADE = 24_000                # questions of skill, of which as many are learned as may be
 SKILL_SHARE = 0.25           # of the tokens that fine-tuning learns, at most
 # of the questions that are made: what is hard to learn more often than what is easy

@@ -383,18 +383,21 @@ def capital(d):
     country = d.deal(ASKED)
     return [ask_capital(d, country), capital_answer(d, country)]
 
-@kind(8)
-def capital_of(d):
-    country = d.deal(CITIES)
-    city = name(CAPITAL_OF[country])
-    asked = d.say(f"""which country has the capital {city} | {city} is the capital of | {city} is
+def ask_country_of(d, city):
+    return d.say(f"""which country has the capital {city} | {city} is the capital of | {city} is
         the capital of which country | of which country is {city} the capital | what country is
         {city} the capital of | {city} is the capital of what | which country's capital is {city} |
         what is {city} the capital of | in which country is {city} | where is {city} | what country
         is {city} in | tell me where {city} is | what is {city} | do you know {city} | {city} is in
         which country | {city} capital of? | name the country with the capital {city} | where can i
-        find {city}""")
-    return [typed(d, asked), d.say(f"""{CAPITAL_OF[country]} is the capital of {country}.
+        find {city} | which country is the city of {city} in""")
+
+@kind(8)
+def capital_of(d):
+    country = d.deal(CITIES)
+    city = name(CAPITAL_OF[country])
+    return [typed(d, ask_country_of(d, city)), d.say(f"""
+        {CAPITAL_OF[country]} is the capital of {country}.
         | {CAPITAL_OF[country]} is the capital of {country}. | It is the capital of {country}.
         | {CAPITAL_OF[country]} is in {country}. It is the capital.""")]
 
@@ -416,6 +419,13 @@ def is_capital(d):
         The capital of {country} is {own}, and {CAPITAL_OF[other]} is the capital of {other}."""
     return [asked, d.say(yes if right else no).replace("..", ".")]
 
+def ask_continent(d, x):
+    return d.say(f"""on which continent is {x} | which continent is {x} in | where is {x} | what
+        continent is {x} on | {x} is on which continent | in what part of the world is {x} | {x}
+        continent | where in the world is {x} | where does {x} lie | tell me the continent of {x}
+        | where can i find {x} | what continent does {x} belong to | to which continent does {x}
+        belong | {x} is where | on which continent is the country of {x}""")
+
 @kind(5)
 def continent(d):
     country, where = d.deal(IN_CONTINENT)
@@ -427,35 +437,37 @@ def continent(d):
         yes = "Yes" if guess == where else "No"
         return [typed(d, asked), d.say(f"{yes}, {country} is in {where}. | {yes}, it is in "
                                        f"{where}.")]
-    asked = d.say(f"""on which continent is {x} | which continent is {x} in | where is {x} | what
-        continent is {x} on | {x} is on which continent | in what part of the world is {x} | {x}
-        continent | where in the world is {x} | where does {x} lie | tell me the continent of {x}
-        | where can i find {x} | what continent does {x} belong to | to which continent does {x}
-        belong | {x} is where""")
-    return [typed(d, asked), capitalized(d.say(f"""{country} is in {where}. | {country} is in
-        {where}. | It is in {where}. | {country} lies in {where}."""))]
+    return [typed(d, ask_continent(d, x)), capitalized(d.say(f"""
+        {country} is in {where}. | {country} is in {where}. | It is in {where}. | {country} lies in
+        {where}."""))]
+
+def ask_language(d, x):
+    return d.say(f"""what language do they speak in {x} | which language is spoken in {x} | what do
+        people speak in {x} | language of {x} | what is the language of {x} | {x} language | in {x}
+        they speak | what language do people in {x} speak | main language of {x} | what's the
+        language in {x} | which language do i need in {x} | tell me the language of {x} | what is
+        spoken in {x} | what is the main language in {x}""")
 
 @kind(4)
 def language(d):
     country, tongue = d.deal(LANGUAGES)
     x = called(d, country)
-    asked = d.say(f"""what language do they speak in {x} | which language is spoken in {x} | what do
-        people speak in {x} | language of {x} | what is the language of {x} | {x} language | in {x}
-        they speak | what language do people in {x} speak | main language of {x} | what's the
-        language in {x} | which language do i need in {x} | tell me the language of {x} | what is
-        spoken in {x} | what is the main language in {x}""")
-    return [typed(d, asked), d.say(f"""People in {country} speak {tongue}. | The main language of
+    return [typed(d, ask_language(d, x)), d.say(f"""
+        People in {country} speak {tongue}. | The main language of
         {country} is {tongue}. | They speak {tongue} in {country}. | {tongue}.""")]
+
+def ask_currency(d, x):
+    return d.say(f"""what is the currency of {x} | which currency do they use in {x} | what money
+        do they have in {x} | currency of {x} | {x} currency | how do i pay in {x} | what do people
+        pay with in {x} | what is the money in {x} called | which money is used in {x} | what's the
+        currency in {x} | tell me the currency of {x} | what money do i need in {x}""")
 
 @kind(2.5)
 def currency(d):
     country, money = d.deal(CURRENCIES)
     x = called(d, country)
-    asked = d.say(f"""what is the currency of {x} | which currency do they use in {x} | what money
-        do they have in {x} | currency of {x} | {x} currency | how do i pay in {x} | what do people
-        pay with in {x} | what is the money in {x} called | which money is used in {x} | what's the
-        currency in {x} | tell me the currency of {x} | what money do i need in {x}""")
-    return [typed(d, asked), d.say(f"""The currency of {country} is {money}. | The currency of
+    return [typed(d, ask_currency(d, x)), d.say(f"""
+        The currency of {country} is {money}. | The currency of
         {country} is {money}. | People in {country} pay with {money}. | It is {money}.""")]
 
 # ==== Days, numbers, colours and other small facts ====
@@ -873,7 +885,7 @@ def story_problem(d):
         f"{x} minus {y} is {x - y}: {x - y} {thing}. | Then {x - y} {thing} are left."
         .replace("1 " + thing + " are", "1 " + thing[:-1] + " is")))
 
-@kind(15)
+@kind(24)
 def sums(d):
     if d.chance(0.12):
         asked, answer = story_problem(d)
@@ -1877,6 +1889,19 @@ def unknown_people(d):
         not know {who}. [Can you tell me more|I know only a few famous people|Who is it]? | The name
         {who} tells me nothing[; I am a small model|].""")]
 
+@kind(2.5)
+def no_numbers_of_people(d):
+    family = d.pick("Smith Miller Garcia Novak Rossi Brown Clark Tanaka Singh Larsen Weber".split())
+    x = name(f"{d.pick(['', '', 'Dr. ', 'Mr. ', 'Mrs. '])}{d.pick(NAMES)} {family}")
+    at = d.pick(["", "", f" in {name(d.pick(banks.TOWNS))}"])
+    what = d.pick(["phone number", "address", "email address", "birthday"])
+    asked = d.say(f"""what is the {what} of {x}{at} | do you have the {what} of {x}{at} | give me
+        the {what} of {x}{at} | i am looking for the {what} of {x}{at} | {x}{at} {what} | can you
+        find the {what} of {x}{at} | tell me the {what} of {x}{at}""")
+    many = {"address": "addresses", "email address": "email addresses"}.get(what, what + "s")
+    return [typed(d, asked), d.answer(f"""I know no {many} of people[, I am sorry|]. | I cannot tell
+        you that: I do not know {many} of people. | I do not know the {what} of anybody.""")]
+
 NO_COUNTRIES = """Atlantis Narnia Mars Africa Europe Asia Antarctica Mordor Wonderland Utopia
 Neverland Oz Jupiter Lilliput Venus""".split()
 
@@ -1927,7 +1952,7 @@ NEVER = """[I know no {what} called {x}|I know of no {what} called {x}|There is 
 NO_SUCH_ROWS = rows(banks.NO_SUCH)
 IN_SMALL = "animal unit plant metal machine sport dance".split()
 
-@kind(18)
+@kind(26)
 def no_such_thing(d):
     what, ends, asked, so = d.deal(NO_SUCH_ROWS)
     word = invented(d, ends)
@@ -1938,6 +1963,65 @@ def no_such_thing(d):
     answer = re.sub(r"\ba (?=(animal|instrument)\b)", "an ", answer)
     return [typed(d, asked), spoken(answer)]
 
+def invented_country(d):
+    word = capitalized(invented(d, "ania ovia istan land onia ara ium ea ika aria gard una"))
+    return d.pick(["Lower", "Upper", "New", "North", "East"]) + " " + word if d.chance(0.15) else (
+        word)
+
+def invented_city(d):
+    word = capitalized(invented(d, "burg ville ton opolis aven grad mouth stad ona ima au"))
+    if d.chance(0.15):
+        return f"{word}-{d.pick(['am', 'an', 'sur', 'on', 'upon'])}-" + d.pick(
+            ["See", "Mer", "Lake", "Hill", "Sea"])
+    return d.pick(["Bad", "Port", "Saint", "New"]) + " " + word if d.chance(0.15) else word
+
+@kind(16)
+def no_such_country(d):
+    """What is asked about real countries and cities, about invented ones"""
+    if d.chance(0.2):
+        city = invented_city(d)
+        return [typed(d, ask_country_of(d, name(city))), spoken(d.say(
+            NEVER, what="city", x=city, so="I cannot say where it is"))]
+    x = invented_country(d)
+    if d.chance(0.4):
+        asked, so = ask_capital(d, x), "I cannot name its capital"
+    else:
+        ask, so = d.pick([(ask_continent, "I cannot say where it is"),
+                          (ask_language, "I cannot name its language"),
+                          (ask_currency, "I cannot name its money")])
+        asked = typed(d, ask(d, name(x)))
+    return [asked, spoken(d.say(NEVER, what="country", x=x, so=so))]
+
+@kind(4)
+def no_such_unit(d):
+    """What is asked about real units, with one or two invented ones"""
+    many, one, _ = d.deal(UNITS)
+    word, other = (invented(d, "ick od le et im um an el op ib") for _ in range(2))
+    is_first, is_second = d.pick([(True, False), (False, True), (True, True)])
+    asked_many = name(word + "s") if is_first else many
+    asked_one = name(other) if is_second else "minute" if one == "English alphabet" else one
+    asked = d.say(f"""how many {asked_many} are in a {asked_one} | how many {asked_many} make a
+        {asked_one} | how many {asked_many} has a {asked_one} | {asked_many} in a {asked_one} | a
+        {asked_one} has how many {asked_many} | how many {asked_many} are there in a {asked_one}""")
+    asked = re.sub(r"\ba (?=(hour|inch|ounce|acre|eight|octave)\b)", "an ", asked)
+    return [typed(d, asked), spoken(d.say(NEVER, what="unit", x=word if is_first else other,
+                                          so="I cannot count it"))]
+
+PEACEFUL = phrases("""Norway; Brazil; Kenya; Finland; Thailand; Iceland; Ghana; Nepal; Uruguay;
+    Sweden; Senegal; Malaysia; Costa Rica; Zambia; Ireland; Sri Lanka; New Zealand; Switzerland""")
+
+@kind(2)
+def no_such_war(d):
+    """Between two countries that never fought each other"""
+    x, y = d.some(PEACEFUL, 2)
+    asked = d.say(f"""when was the war between {name(x)} and {name(y)} | who won the war between
+        {name(x)} and {name(y)} | when did the war between {name(x)} and {name(y)} end | why did
+        {name(x)} fight {name(y)} | how long was the war between {name(x)} and {name(y)} | what was
+        the war of {name(x)} against {name(y)} about""")
+    return [typed(d, asked), d.answer(f"""I know of no war between {x} and {y}. | I do not know
+        of any war between {x} and {y}. | I have never heard of a war between {x} and {y}[, so I
+        cannot answer that|].""")]
+
 TITLES = phrases("""The {adjective} {noun};The {noun} of {place};A {noun} in {place};The Last
     {noun};{adjective} {noun}s;The {noun} and the {other};Letters to a {adjective} {noun};The Day of
     the {adjective} {noun};Seven {noun}s;Under the {adjective} {noun}""")
@@ -1946,12 +2030,14 @@ ADJECTIVES = """Glass Silent Crimson Hollow Velvet Wooden Frozen Burning Paper G
 NOUNS = """Heron Lantern Orchard Mirror Harbor Compass Sparrow Ladder Piano Bell Anchor Candle
     Violin Garden Engine Letter Bridge Feather Tower Umbrella""".split()
 
-@kind(2)
+@kind(6)
 def no_such_book(d):
     noun, other = d.some(NOUNS, 2)
     title = d.pick(TITLES).format(noun=noun, other=other, adjective=d.pick(ADJECTIVES),
                                   place=capitalized(invented(d, "ania ovia burg ton aven")))
     x = name(title)
+    if d.chance(0.2):
+        x += " by " + name(d.pick(AUTHORS))
     what = d.pick(["book", "novel", "play", "poem", "film", "song"])
     verb = {"film": "made", "song": "sang"}.get(what, "wrote")
     asked = d.say(f"""who {verb} {x} | who {verb} the {what} {x} | what is the {what} {x} about |
@@ -1975,7 +2061,7 @@ def no_such_property(d):
         {capitalized(subject)} has {no}: it is {what}. | {capitalized(subject)} is {what}, so it has
         {no}. | I cannot say that: {sort} have {no}.""")]
 
-@kind(10)
+@kind(64)
 def such_things(d):
     """The same questions about real names"""
     draw = d.pick([capital, capital, capital_of, language, currency, animals, animals, planets,

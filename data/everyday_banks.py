@@ -123,7 +123,7 @@ TALK = """
   | my grandma died | i lost my job | my friend is angry with me | we broke up
 = I am [so sorry|very sorry|sorry]. That [hurts|is hard|is sad]. [Do you want to tell me more|Would
   you like to talk about it]?
-# thanks 3
+# thanks 4
 > thanks | thank you | thx | ty | thank u | thanks a lot | thank you so much | thank you very much
   | many thanks | tysm | thanks, that helps | great, thanks | ok thanks | thanks bot | cheers
   | that was helpful | thanks for your help | thank you, NanoEuler | thanks man | thanks buddy
@@ -134,7 +134,7 @@ TALK = """
   glad to help.]
   | [Glad to help|Happy to help|My pleasure|Gladly|With pleasure|No problem|Not at all|Any time][!|.
   What else would you like to know?|. Anything else?]
-# goodbye 3
+# goodbye 4
 > bye | goodbye | bye bye | good bye | see you | see ya | see you later | cya | later | farewell
   | i have to go | gtg | i must go now | i'm leaving | talk to you later | ttyl | see you tomorrow
   | ok bye | bye then | i am off | take care | have a nice day | so long | that's all, bye | byee

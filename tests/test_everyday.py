@@ -365,7 +365,8 @@ def of_refusals(monkeypatch):
     return refusals
 
 
-NO_SUCH = "no_such_thing", "no_such_book", "no_such_property", "unknown_people", "no_capital"
+NO_SUCH = ("no_such_thing", "no_such_country", "no_such_unit", "no_such_war", "no_such_book",
+           "no_such_property", "no_numbers_of_people", "unknown_people", "no_capital")
 
 
 def test_answers_about_things_that_do_not_exist_say_so(entries, monkeypatch):
@@ -393,7 +394,8 @@ def test_a_reason_names_the_thing(entries):
 
 
 def test_there_are_as_many_answerable_questions_of_these_kinds(entries):
-    kinds = "such_things", "capital", "capital_of", "animals", "planets", "units", "books", "plays"
+    kinds = ("such_things", "capital", "capital_of", "continent", "language", "currency", "animals",
+             "planets", "units", "books", "plays")
     assert len(of_kind(entries, *kinds)) >= 2 * len(of_kind(entries, *NO_SUCH))
 
 
@@ -404,7 +406,7 @@ def test_no_question_of_the_measurement_is_learned(monkeypatch, tmp_path):
     assert [x["id"] for x in prompts] == [*range(1, 101)]
     assert sum(x["exists"] for x in prompts) == 50
     prompts_files = [ROOT / "bench" / f"{x}_prompts.jsonl" for x in ("everyday", "refusal")]
-    assert everyday.main(["--out", str(path), "--count", "24000", *(
+    assert everyday.main(["--out", str(path), "--count", "34000", *(
         x for file in prompts_files for x in ("--exclude", str(file)))]) == 0
     made = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
     questions = {everyday.letters_of(x) for e in made for x in asked(e)}
