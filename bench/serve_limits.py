@@ -7,6 +7,7 @@ if one of them is above its limit."""
 import argparse
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import pathlib
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
@@ -59,6 +61,7 @@ SCHEMAS = {
             f"p{i}": {"$ref": "#/$defs/a"} for i in range(256)}}}},
     "a pattern of 250 characters": {"pattern": "^.{0,250}$"},
     "a string with limits": {"type": "string", "minLength": 9, "maxLength": 999}}
+REJECTED = 3, 8, 24              # connections that send schemas which are rejected
 STREAM = {"prompt": "To be", "max_tokens": 4000, "stream": True}
 
 
@@ -81,17 +84,18 @@ class Served:
         self.process.kill()
         self.process.wait()
 
-    def ask(self, path, body=None):
-        """(seconds until the whole answer was there, the object of its JSON)"""
+    def ask(self, path, body=None, client="127.0.0.1", status=200):
+        """(seconds until the whole answer was there, the object of its JSON)
+        client: its address     status: the one that is expected"""
         began = time.perf_counter()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         with contextlib.closing(connection):
             raw = body and json.dumps(body)
-            connection.request("POST" if body else "GET", path, raw,
-                               {"content-type": "application/json"} if body else {})
+            connection.request("POST" if body else "GET", path, raw, {
+                "x-forwarded-for": client, **({"content-type": "application/json"} if raw else {})})
             response = connection.getresponse()
             said = json.loads(response.read())
-        assert response.status == 200, said
+        assert response.status == status, said
         return time.perf_counter() - began, said
 
     def send(self, path, body):
@@ -136,6 +140,28 @@ def beside_schemas(served, schema):
                     "response_format": {"type": "json_schema", "json_schema": {"schema": new}}}
             end.enter_context(served.send(CHAT, body))
         return served.ask(CHAT, SHORT)[0]
+
+
+def beside_rejected(served, n):
+    """The slowest of five short requests of another client, while n connections send schemas that
+    are rejected after 200,000 steps, one after another"""
+    rejected, end = itertools.count(), threading.Event()
+
+    def attack():
+        while not end.is_set():
+            schema = {"pattern": f".*a.{{14}}{time.perf_counter_ns()}"}
+            served.ask(CHAT, {**SHORT, "guided_json": schema}, "192.0.2.1", 400)
+            next(rejected)
+
+    with ThreadPoolExecutor(n) as pool:
+        running = [pool.submit(attack) for _ in range(n)]
+        time.sleep(0.5)
+        slowest = max(served.ask(CHAT, SHORT)[0] for _ in range(5))
+        end.set()
+        for attacker in running:
+            attacker.result()
+    assert next(rejected) >= n
+    return slowest
 
 
 def health(served):
@@ -188,6 +214,9 @@ def rows(args):
             for name, schema in SCHEMAS.items():
                 yield (f"beside 7 schemas: {name}", 1,
                        lambda schema=schema: beside_schemas(served, schema))
+            for n in REJECTED:
+                yield (f"beside {n} connections with rejected schemas", 0.3,
+                       lambda n=n: beside_rejected(served, n))
             yield "/health beside 600 idle sockets and 64 streams", 1, lambda: health(served)
         for what, path, body in (("prompts", TEXT, prompt), ("streams", TEXT, STREAM),
                                  ("explanations", EXPLAIN, explanation)):

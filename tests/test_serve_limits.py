@@ -29,10 +29,11 @@ from servers import CFG, chat_model, post, send, serving, until
 
 import nanoeuler as ne
 from nanoeuler_parts.chat import templates
+from nanoeuler_parts.chat.json_schema import MOST_STEPS, PIECE
 from nanoeuler_parts.chat.templates import ALPACA
 from nanoeuler_parts.checkpoint.bundled import beside_program, BUNDLED, SHIPPED
 from nanoeuler_parts.serve import protocol, workers
-from nanoeuler_parts.serve.engine import Busy
+from nanoeuler_parts.serve.engine import Busy, LONGEST_PAUSE, Pieces, Turns
 from nanoeuler_parts.serve.verb import Serving
 from nanoeuler_parts.serve.workers import Worker
 
@@ -233,13 +234,131 @@ def test_the_preparation_of_a_schema_ends_when_its_client_leaves(there):
             self.asked += 1
             return self.asked >= self.n
 
+    def prepare(body, gone):
+        asked = reader.completion(body, gone)
+        assert asked.needs_schema()          # it takes longer than QUICK_PIECES
+        reader.prepare_schema(asked, Turns(), gone)
+        assert not asked.needs_schema() and asked.answers[0].constraint is not None
+
     stays = Leaving(math.inf)
-    reader.completion({**body, "guided_json": {"pattern": "^.{0,201}$"}}, stays)
-    assert stays.asked > 3
+    prepare({**body, "guided_json": {"pattern": "^.{0,201}$"}}, stays)
+    assert stays.asked > 6
     for n in range(1, stays.asked):
         with pytest.raises(protocol.Gone):
-            reader.completion(body, Leaving(n))
-    assert reader.completion(body, stays).answers[0].constraint is not None
+            prepare(body, Leaving(n))
+    prepare(body, stays)
+    assert not reader.completion(body, stays).needs_schema()         # it is stored now
+
+
+class Forwarded:
+    """Requests of clients with these addresses, as a proxy on this machine forwards them"""
+
+    def __init__(self, address):
+        self.address = address
+
+    def post(self, client, **body):
+        return post(self.address, TEXT, {"prompt": "a", "max_tokens": 1, **body},
+                    **{"x-forwarded-for": client})[0]
+
+
+def test_requests_do_not_wait_for_the_schemas_of_others(there, monkeypatch):
+    """24 requests with schemas that take long to reject, of one client.  One is prepared at a time,
+    and requests without a schema, or with a short one, do not wait for it.  The next long schema of
+    another client waits for this one only."""
+    at, server = Forwarded(there[0]), there[1]
+    running, most, begun, go_on, order = set(), [], threading.Event(), threading.Event(), []
+    original = protocol.Reader.prepare_schema
+
+    def prepare(reader, asked, *args):
+        running.add(id(asked))
+        most.append(len(running))
+        order.append(asked.answers[0].ids)
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        try:
+            return original(reader, asked, *args)
+        finally:
+            running.remove(id(asked))
+
+    monkeypatch.setattr(protocol.Reader, "prepare_schema", prepare)
+    slow = lambda i: {"pattern": f".*a.{{14}}{i}"}
+    with ThreadPoolExecutor(25) as pool:
+        attack = [pool.submit(at.post, "192.0.2.1", guided_json=slow(i)) for i in range(24)]
+        assert begun.wait(PATIENCE)
+        until(lambda: server.schemas.waiting == 24)
+        assert at.post("192.0.2.2") == 200
+        assert at.post("192.0.2.2", guided_json={"maxLength": 5}) == 200
+        assert at.post("192.0.2.1", guided_json={"enum": ["yes", "no"]}) == 200
+        last = pool.submit(at.post, "192.0.2.2", guided_json={"pattern": "^.{0,202}$"}, prompt="b")
+        until(lambda: server.schemas.waiting == 25)
+        assert server.tokenizer.waiting == 0 and len(order) == 1
+        go_on.set()
+        assert last.result() == 200 and {a.result() for a in attack} == {400}
+    assert {*most} == {1}
+    assert [ids == order[0] for ids in order] == [True, False] + 23 * [True]
+
+
+def test_a_long_preparation_takes_turns_with_the_steps_of_a_model(there, monkeypatch):
+    """Each piece of its work, json_schema.PIECE steps, takes a turn of its own.  The last piece of
+    a rejected schema is not complete."""
+    engine, pieces = there[1].default.engine, []
+    take = engine.turns.take
+
+    def counted(seconds=None):
+        if seconds is not None:
+            pieces.append(seconds)
+        return take(seconds)
+
+    monkeypatch.setattr(engine.turns, "take", counted)
+    at = Forwarded(there[0])
+    assert at.post("192.0.2.1", guided_json={"pattern": ".*a.{14}x"}) == 400
+    assert 0.8 * MOST_STEPS / PIECE < len(pieces) <= MOST_STEPS / PIECE
+    assert {*pieces} == {LONGEST_PAUSE}
+    before = len(pieces)
+    assert at.post("192.0.2.1", guided_json={"maxLength": 6}) == 200
+    assert len(pieces) == before and not engine.turns.queue
+
+
+def test_a_step_that_waits_comes_before_the_next_piece():
+    turns, steps, end = Turns(), [], threading.Event()
+
+    def engine():
+        while not end.is_set():
+            with turns:
+                steps.append(1)
+
+    with Pieces(turns) as pieces:
+        thread = threading.Thread(target=engine)
+        thread.start()
+        for n in range(1, 50):
+            until(lambda: len(turns.queue) == 2)         # the engine waits for the piece's end
+            assert len(steps) == n - 1
+            pieces.next()
+            assert len(steps) == n
+        end.set()
+    thread.join(PATIENCE)
+    assert not thread.is_alive() and not turns.queue
+
+
+def test_a_piece_does_not_wait_for_a_long_step(monkeypatch):
+    """It runs beside the step then, and leaves the step's turn alone."""
+    monkeypatch.setattr("nanoeuler_parts.serve.engine.LONGEST_PAUSE", 0.01)
+    turns = Turns()
+    with turns:
+        with Pieces(turns) as pieces:
+            pieces.next()
+            assert not pieces.has_turn and len(turns.queue) == 1
+        assert len(turns.queue) == 1
+    assert not turns.queue
+    with Pieces(turns) as pieces:
+        assert pieces.has_turn
+
+
+def test_threads_of_a_server_switch_often(file):
+    before = sys.getswitchinterval()
+    with serving(file):
+        assert sys.getswitchinterval() <= min(0.001, before)
+    assert sys.getswitchinterval() == before
 
 
 def test_the_queue_of_the_tokenizer_has_an_end(there, monkeypatch):
@@ -264,7 +383,8 @@ def test_the_queue_of_the_tokenizer_has_an_end(there, monkeypatch):
 
 
 def test_clients_have_their_requests_prepared_in_turns():
-    """By address.  A request of a client that has left is not begun."""
+    """By address, beginning with those of other clients than the running one's.  A request of a
+    client that has left is not begun."""
     worker, begun, go_on, done = Worker("tokenizer"), threading.Event(), threading.Event(), []
     first = worker.add("a", lambda: begun.set() or go_on.wait(PATIENCE))
     assert begun.wait(PATIENCE)
@@ -274,7 +394,7 @@ def test_clients_have_their_requests_prepared_in_turns():
     go_on.set()
     for future in (first, *waiting[:1], *waiting[2:]):
         future.result(PATIENCE)
-    assert done == ["a1", "b1", "c1", "b2", "a3", "a4", "a5"]
+    assert done == ["b1", "c1", "a1", "b2", "a3", "a4", "a5"]
     worker.close()
 
 

@@ -5,6 +5,7 @@ import contextlib
 import hmac
 import html
 import pathlib
+import sys
 import time
 from urllib.parse import urlsplit
 
@@ -38,6 +39,9 @@ HEADERS = {"content-security-policy": POLICY, "x-content-type-options": "nosniff
            "referrer-policy": "no-referrer", "cross-origin-resource-policy": "same-origin",
            "x-frame-options": "DENY"}
 BODY_SECONDS = 30            # time limit for receiving a body
+# Seconds after which a thread gives Python's lock (the GIL) to another one that waits for it.  The
+# event loop takes the lock some 20 times per request, and workers may hold it.  Python has 0.005.
+SWITCH_SECONDS = 0.001
 LONGEST_PATH = 100           # characters of an address in an error
 # A shorter body takes little work, so it is not made to wait for the preparation of a longer one.
 SHORT_BODY = 1 << 13         # bytes
@@ -279,8 +283,8 @@ class Server:
         self.options, self.models, self.default, self.runs = options, models, models.default, runs
         self.requests, self.began = metrics.Requests(), int(time.time())
         # One thread for each kind of work, so that no kind waits for another
-        self.tokenizer, self.long_texts, self.disk, self.weights, self.loader = map(
-            Worker, ("tokenizer", "long-texts", "disk", "weights", "loader"))
+        self.tokenizer, self.long_texts, self.schemas, self.disk, self.weights, self.loader = map(
+            Worker, ("tokenizer", "long-texts", "schema compiler", "disk", "weights", "loader"))
         self.loads = set()                   # tasks that wait for a model to be loaded
         self.weights.begin(self.default.explainer.prepare)
         self.files = {f"/{p.name}": p for p in PAGES.iterdir() if p.suffix in TYPES}
@@ -290,7 +294,8 @@ class Server:
         self.files |= self.tour_pages.pictures
 
     def workers(self):
-        return self.tokenizer, self.long_texts, self.disk, self.weights, self.loader
+        return (self.tokenizer, self.long_texts, self.schemas, self.disk, self.weights,
+                self.loader)
 
     def preparing(self, raw):
         """The worker that prepares the answer to a body"""
@@ -339,7 +344,10 @@ class Server:
                 loop.call_soon_threadsafe(deliver, news)
 
         self.models.tell = tell
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_SECONDS)
         yield
+        sys.setswitchinterval(before)
         self.models.close()
         for worker in self.workers():
             worker.close()
@@ -456,6 +464,9 @@ class Server:
                 if asked is None:            # the model is not loaded yet
                     await self.load(request, model)
                     model, asked = await worker.call(request, work)
+                if asked.needs_schema():
+                    await self.schemas.call(request, model.reader.prepare_schema, asked,
+                                            model.engine.turns)
             except Gone:
                 self.requests.left += 1
                 raise

@@ -39,6 +39,7 @@ PIECE_SECONDS = 0.1          # target time of a step that reads pieces of prompt
 FEWEST_ROWS = 8              # minimum of `Engine.rows`, rows of prompts per step
 SCORED_ROWS = 64             # rows per step of a prompt whose log-probabilities are requested
 CACHE_BYTES = 1 << 30        # size of the KV cache of all slots, if --context is not given
+LONGEST_PAUSE = 0.02         # seconds, see Pieces
 ENDING = "the server is shutting down"
 
 
@@ -98,21 +99,57 @@ class Turns:
 
     The engines of several models hold it during a step, so only one of them computes.  On a CPU,
     the threads of two computations would spin for the same cores.  On a GPU, all work is in one
-    stream, and the graph that one engine records would contain the work of another."""
+    stream, and the graph that one engine records would contain the work of another.  The
+    preparation of a schema holds it during a piece, see `Pieces`."""
 
     def __init__(self):
         self.changed, self.queue = threading.Condition(), deque()
 
-    def __enter__(self):
+    def take(self, seconds=None):
+        """Waits for the lock, for at most this long, and returns whether the thread got it."""
         mine = object()
         with self.changed:
             self.queue.append(mine)
-            self.changed.wait_for(lambda: self.queue[0] is mine)
+            found = self.changed.wait_for(lambda: self.queue[0] is mine, seconds)
+            if not found:
+                self.queue.remove(mine)
+        return found
 
-    def __exit__(self, *error):
+    def leave(self):
         with self.changed:
             self.queue.popleft()
             self.changed.notify_all()
+
+    def __enter__(self):
+        self.take()
+
+    def __exit__(self, *error):
+        self.leave()
+
+
+class Pieces:
+    """Divides a computation in Python into pieces, which take turns with the steps of the engines:
+    `next` ends a piece and begins another one.  Without turns, the engine's thread would wait for
+    Python's lock (the GIL) many times per step, up to sys.getswitchinterval() each time.
+    A piece waits for at most LONGEST_PAUSE seconds, so that long steps do not delay the computation
+    for long.     turns: Turns"""
+
+    def __init__(self, turns):
+        self.turns, self.has_turn = turns, False
+
+    def next(self):
+        if self.has_turn:
+            self.turns.leave()
+        self.has_turn = False
+        self.has_turn = self.turns.take(LONGEST_PAUSE)
+
+    def __enter__(self):
+        self.next()
+        return self
+
+    def __exit__(self, *error):
+        if self.has_turn:
+            self.turns.leave()
 
 
 class Engine:

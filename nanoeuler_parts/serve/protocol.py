@@ -9,6 +9,7 @@ that cannot change a reply are ignored.  There are four extensions, all of which
     forget           drops the oldest exchanges of a conversation that exceeds the context
 """
 import codecs
+import itertools
 import json
 import math
 import sys
@@ -23,7 +24,7 @@ from nanoeuler_parts.chat.sampling import Sampling
 from nanoeuler_parts.chat.templates import chat_ids, is_alpaca, is_chatml
 from nanoeuler_parts.files.texts import json_beginning, parse_json
 from nanoeuler_parts.serve import values
-from nanoeuler_parts.serve.engine import Answer
+from nanoeuler_parts.serve.engine import Answer, Pieces
 
 MOST_CHOICES = 128           # answers to one request
 MOST_LOGPROBS = 20
@@ -35,6 +36,9 @@ MOST_NESTED = 64             # levels of objects and arrays in a body; Python ha
 # Work to turn the texts of one request into ids, in characters.  A third-party template is rendered
 # several times, and each text of it is compared with others, so its characters count more.
 MOST_WORK, THIRD_PARTY = 1 << 22, 32
+# A schema that takes at most this many pieces of json_schema.PIECE steps, about 2 ms each, is
+# prepared with its request.  Another thread prepares the others, so that no request waits for them.
+QUICK_PIECES = 2
 
 
 class Refusal(Exception):
@@ -65,6 +69,22 @@ def need_client(gone):
     """Raises Gone if the client has left.  gone: threading.Event"""
     if gone.is_set():
         raise Gone
+
+
+class Slow(Exception):
+    """The preparation of a schema takes more than QUICK_PIECES pieces."""
+
+
+def quick(gone):
+    """An `alive` for json_mode.constraint.  It raises Slow after QUICK_PIECES pieces, and Gone if
+    the client has left."""
+    pieces = itertools.count(1)
+
+    def alive():
+        need_client(gone)
+        if next(pieces) >= QUICK_PIECES:
+            raise Slow
+    return alive
 
 
 class Work:
@@ -413,6 +433,10 @@ class Asked:
         return (sum(len(a.ids) for a in prompts), sum(a.cached for a in prompts),
                 sum(len(a.reply.tokens) for a in self.answers if a.reply))
 
+    def needs_schema(self):
+        """Whether `Reader.prepare_schema` must be called before the answers begin"""
+        return any(a.sampling.json_schema and a.constraint is None for a in self.answers)
+
 
 class Reader:
     """Checks the requests to a model.
@@ -518,15 +542,32 @@ class Reader:
             logprobs=0 if logprobs is None else max(1, logprobs),
             json_schema=format_of(said), **sampled(said)).check()
         try:
-            constraint = self.speaker.constraint(options, lambda: need_client(gone))
-        except ne.UserError as e:
-            raise Refusal(400, str(e), "response_format") from None
+            constraint = self.constraint(options, quick(gone))
+        except Slow:
+            constraint = None                # see Asked.needs_schema
         seed = said.get("seed", uuid.uuid4().int >> 64)
         now = time.perf_counter()
         return [Answer(ids, options, ne.rng_of(seed, i, j), self.speaker.ends, self.vocab, scored,
                        now + self.seconds, salt=salt_of(said), index=i * n + j,
                        constraint=constraint)
                 for i, ids in enumerate(prompts) for j in range(n)]
+
+    def constraint(self, options, alive):
+        """Speaker.constraint, whose errors are returned to the client"""
+        try:
+            return self.speaker.constraint(options, alive)
+        except ne.UserError as e:
+            raise Refusal(400, str(e), "response_format") from None
+
+    def prepare_schema(self, asked, turns, gone):
+        """Prepares the schema of a request whose `needs_schema` is true.  turns: engine.Turns"""
+        with Pieces(turns) as pieces:
+            def alive():
+                need_client(gone)
+                pieces.next()
+            constraint = self.constraint(asked.answers[0].sampling, alive)
+        for answer in asked.answers:
+            answer.constraint = constraint
 
     # ---- prompts
     def prompts(self, prompt, work):

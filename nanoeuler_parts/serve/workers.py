@@ -58,13 +58,11 @@ class Worker:
         return future
 
     def work(self):
-        """Does the first job of the client whose turn it is.  This client is then the last."""
+        """Does the first job of the client whose turn it is.  Afterwards this client is the last,
+        so that a client whose request comes meanwhile is before it."""
         with self.lock:
-            client = next(iter(self.jobs))
-            waiting = self.jobs.pop(client)
+            client, waiting = next(iter(self.jobs.items()))
             future, function, args = waiting.popleft()
-            if waiting:
-                self.jobs[client] = waiting
         if future.set_running_or_notify_cancel():
             self.busy = True
             try:
@@ -73,6 +71,10 @@ class Worker:
                 future.set_exception(e)
             finally:
                 self.busy = False
+        with self.lock:
+            del self.jobs[client]
+            if waiting:
+                self.jobs[client] = waiting
 
     def close(self):
         """Drops the work that has not begun, and returns at once."""
