@@ -56,9 +56,12 @@ if "numba" not in sys.modules and "NUMBA_OPT" not in os.environ:
     numba.config.reload_config()
 
 import numpy as np
+from llvmlite.binding import Linkage
 from numba import config, get_num_threads, njit
 from numba.core import caching
+from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
 
 # ==== 1 Bytes and classes ====
 # GPT-2 writes a byte as a printable character, so that vocabularies are text: 188 bytes stand for
@@ -260,9 +263,29 @@ class Cache(caching.FunctionCache):
         file._source_stamp = file._source_stamp, digest(tuple(files))
         self.files = {function.__code__.co_filename, *files}
 
+class Library(JITCodeLibrary):
+    """The machine code of a kernel, which runs its own copies of the functions that it calls.
+    Numba lets kernels share the copies: if two loaded kernels contain cross_entropy, both run the
+    copy of the first. Each copy was optimized within its kernel and has its own order of sums. The
+    last bits of a result would then depend on what the process ran before, and on whether it has
+    compiled the kernels or loaded them from the cache. Here the copies are private to their kernel,
+    and only `_shared_module`, from which other kernels copy, exports its functions. Functions of
+    other libraries are linked as usual."""
+    def _finalize_final_module(self):
+        if self._shared_module is None:         # else the kernel comes from the cache
+            self._shared_module = self._final_module.clone()
+            for f in self._shared_module.functions:
+                if f.linkage == Linkage.external and not f.is_declaration:
+                    f.linkage = "linkonce_odr"  # as Numba's own _get_module_for_linking
+            for f in self._final_module.functions:
+                if f.linkage == Linkage.linkonce_odr and not f.is_declaration:
+                    f.linkage = "internal"
+        super()._finalize_final_module()
+
 class Compiling:
-    """A block in which Numba compiles functions of this project at our level of optimization: 1,
-    unless NUMBA_OPT is set. Here level 1 gives code as fast as level 3, and compiles sooner."""
+    """A block in which Numba compiles functions of this project, each as a Library, at our level of
+    optimization: 1, unless NUMBA_OPT is set. Here level 1 gives code as fast as level 3, and
+    compiles sooner."""
     level = config.OPT if "NUMBA_OPT" in os.environ else type(config.OPT)(1)
     depth = 0                                   # blocks nest: a kernel compiles those it calls
 
@@ -270,11 +293,14 @@ class Compiling:
         global_compiler_lock.__enter__()        # Numba's lock: all threads share the level
         config.reload_config()                  # else Numba may reload within the block
         self.before, config.OPT = config.OPT, self.level
+        self.codegen = cpu_target.target_context.codegen()
+        self.library, self.codegen._library_class = self.codegen._library_class, Library
         Compiling.depth += 1
 
     def __exit__(self, *error):
         Compiling.depth -= 1
         config.OPT = self.before
+        self.codegen._library_class = self.library
         global_compiler_lock.__exit__(*error)
 
 def jit(files=(), **options):

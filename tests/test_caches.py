@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numba
+import numpy as np
 import pytest
 from helpers import ROOT, copy_parts, ok
 from numba.core.registry import CPUDispatcher, cpu_target
@@ -38,6 +39,44 @@ def test_a_changed_environment_leaves_the_level_of_a_compilation(monkeypatch):
         numba.config.reload_config()
         assert numba.config.OPT == bpe.Compiling.level
     assert numba.config.OPT == before
+
+
+def test_a_kernel_calls_its_own_copies_of_other_kernels(monkeypatch):
+    """A weak copy would be replaced by the code of the same function that the process has compiled
+    by itself, whose sums can be rounded differently. Callers get weak copies, to link them once."""
+    seen, finalize = [], bpe.Library._finalize_specific
+
+    def recorded(library):
+        seen.append({f.name: f.linkage.name for f in library._final_module.functions
+                     if not f.is_declaration})
+        finalize(library)
+
+    monkeypatch.setattr(bpe.Library, "_finalize_specific", recorded)
+
+    @bpe.jit()
+    def largest_sum(x):
+        most = 0.0
+        for n in range(x.size):
+            total = 0.0
+            for i in range(n):
+                total += x[i] * x[n - i]
+            most = max(most, total)
+        return most
+
+    @bpe.jit()
+    def both(x, y):
+        return largest_sum(x) + largest_sum(y) + largest_sum(x - y)
+
+    x = np.arange(5.0)
+    assert both(x, 2 * x) == 50 + largest_sum(x)
+    [caller] = both.overloads.values()
+    [callee] = largest_sum.overloads.values()
+    name = callee.fndesc.mangled_name
+    in_caller = [kinds for kinds in seen if caller.fndesc.mangled_name in kinds]
+    assert [kinds[name] for kinds in in_caller] == ["internal"]
+    assert not any("linkonce_odr" in kinds.values() for kinds in seen)
+    shared = caller.library._get_module_for_linking()
+    assert shared.get_function(name).linkage.name == "linkonce_odr"
 
 
 @pytest.mark.parametrize("is_stamped", [True, False])

@@ -244,9 +244,9 @@ from numba.core import caching, codegen
 
 def numbas():
     cache, owners = users.twice._cache, (caching.Cache, caching.IndexDataCacheFile,
-                                         codegen.CPUCodeLibrary)
-    methods = [{name: x for name, x in vars(owner).items() if name != "_finalize_final_module"}
-               for owner in owners]
+                                         codegen.CPUCodeLibrary, codegen.JITCodeLibrary)
+    library = users.twice.targetctx.codegen()._library_class
+    methods = [library, *(dict(vars(owner)) for owner in owners)]
     return (methods, type(cache), type(cache._cache_file), cache._cache_file._load_index(),
             cache._index_key((), users.twice.targetctx.codegen()), users.numba.config.OPT,
             users.numba.config.THREADING_LAYER)

@@ -14,17 +14,14 @@ from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import llvmlite.binding as llvm
-from numba.core.codegen import CPUCodeLibrary
-
 import bpe
 from bpe import UserError
 from nanoeuler_parts.machine.cpu import BITS
 
 # Numba caches compiled kernels on disk: for each function an index, {key: name of a file}, and the
-# files that it names.  The classes that do this are private, and so is the class that links a
-# kernel.  The changes below are only valid for the version of Numba that nanoeuler.py requires.
-# Further changes are in section 2 of bpe.py, which defines `bpe.Cache`, the cache of our functions.
+# files that it names.  The classes that do this are private.  The changes below are only valid for
+# the version of Numba that nanoeuler.py requires.  Further changes are in section 2 of bpe.py:
+# `bpe.Cache` is the cache of our functions, and `bpe.Library` links a kernel.
 # nanoeuler_cuda.py uses `save_compiled` for its own kernels.
 def key_with_width(self, signature, codegen):
     """A key of argument types, processor, bytecode, vector width and optimization level.
@@ -55,32 +52,8 @@ def save_compiled(self, key, data):
     with locked(self._cache_path):
         self._save_index({**self._load_index(), key: name})
 
-def finalize_alone(self):
-    """Makes a kernel run its own copies of the functions that it calls.
-    Numba lets kernels share the copies: if two loaded kernels contain cross_entropy, both run the
-    copy of the first.  Each copy was optimized within its kernel and has its own order of sums.
-    The last bits of a result would then depend on what the process ran before.  Here the copies
-    are private to their kernel, and only `_shared_module`, from which other kernels copy, exports
-    its functions.  Functions of other libraries are linked as usual."""
-    loaded = self._shared_module is not None             # from the cache
-    if bpe.Compiling.depth and not loaded:
-        self._shared_module = self._final_module.clone()
-        for f in self._shared_module.functions:
-            if f.linkage == llvm.Linkage.external and not f.is_declaration:
-                f.linkage = "linkonce_odr"               # as Numba's own _get_module_for_linking
-        for f in self._final_module.functions:
-            if f.linkage == llvm.Linkage.linkonce_odr and not f.is_declaration:
-                f.linkage = "internal"
-    numbas_finalize(self)
-
-# Numba's own method, even if this file is loaded a second time
-numbas_finalize = getattr(CPUCodeLibrary._finalize_final_module, "numbas",
-                          CPUCodeLibrary._finalize_final_module)
-finalize_alone.numbas = numbas_finalize
-
 bpe.Cache._index_key = key_with_width
 bpe.CacheFile.save = save_compiled
-CPUCodeLibrary._finalize_final_module = finalize_alone
 
 # An entry that the cache must hold: a kernel, compiled for this dtype of an argument or of a field
 # of an argument.  The dtype matters because check.py may have cached the kernel for float64.
