@@ -5,7 +5,7 @@ from collections import namedtuple
 
 import pytest
 from examples import ADD, PAIRS, write_pairs
-from helpers import FAST, SMALL, nanoeuler, ok, outcome, signalled, told
+from helpers import FAST, SMALL, nanoeuler, ok, outcome, refused, signalled, told
 
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
@@ -147,3 +147,25 @@ def test_zero_means_none(of_run, asked, same):
         else:
             with pytest.raises(ne.UserError, match=f"x.bin {word} .*--window"):
                 compare()
+
+
+def test_a_vocabulary_that_the_text_could_not_fill_may_be_named_again(text, elsewhere, capsys):
+    """Only the size that the run was started with, or the one that it has"""
+    small = ("train", "--data", text, *SMALL, "--steps", 2, "--save-every", 2)
+    (elsewhere / "short.txt").write_bytes(text.read_bytes()[:400])
+    at = small.index("--vocab-size") + 1
+    short = (*small[:2], "short.txt", *small[3:at], 9999, *small[at + 1:])
+    told(*short)
+    cfg = ne.read_checkpoint("nanoeuler.bin").cfg
+    assert cfg.vocab_size < 9999
+    for size in 9999, cfg.vocab_size:
+        assert "complete: 2 of 2 steps" in told("train", "--resume", "--vocab-size", size)
+    for size in 9998, cfg.vocab_size + 1:
+        refused(capsys, "train", "--resume", "--vocab-size", size,
+                words=[f"--vocab-size {cfg.vocab_size}, not {size}"])
+    told("train", "--resume", "--steps", 3)              # the size is kept
+    assert "complete: 3 of 3 steps" in told("train", "--resume", "--vocab-size", 9999)
+    told(*small, "--force")                              # a text that fills it
+    cfg = ne.read_checkpoint("nanoeuler.bin").cfg
+    assert cfg.vocab_size == int(small[at])
+    refused(capsys, "train", "--resume", "--vocab-size", 9999, words=["--vocab-size"])

@@ -21,6 +21,7 @@ class State(Settings):
     step: int = 0
     n_steps: int | None = None         # of the whole run; None: not planned yet
     tokens_seen: int = 0
+    vocab_size: int | None = None      # --vocab-size of a run whose text has too few pairs for it
     micro_batch: int | None = None     # sequences per pass; the order of sums, and so the last
                                        # bits, may depend on it
     elapsed: float = 0.0       # seconds of training

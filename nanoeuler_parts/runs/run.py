@@ -75,7 +75,9 @@ class Run:
         cfg = replace(start.cfg, seq_len=max(start.cfg.seq_len, self.T))
         self.data = self.load(cfg, start.tokenizer)      # compares text_sha256 with the data's
         self.tokenizer = self.data.tokenizer
-        cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)     # a short text has fewer merges
+        if self.tokenizer.vocab_size < cfg.vocab_size:   # a short text has fewer merges
+            s.vocab_size = cfg.vocab_size
+            cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)
         s.text_sha256 = self.data.sha256
 
         # The length and the optimizer

@@ -65,7 +65,7 @@ def resumed(run, out, preset, file, chosen):
         digest = run.digest_of(chosen["data"], old)
         need(digest == start.state.text_sha256, f"{out} trains on {old.data}, and the contents of "
              f"{chosen['data']} differ; {NEW_RUN}")
-    need_same(out, asdict(start.cfg) | asdict(old), asked_for(chosen, preset, start.cfg, old))
+    need_same(out, asdict(start.cfg) | asdict(old), asked_for(chosen, preset, start, old))
     options = old.changed(**free_settings(chosen, old))
     if has_new_length(chosen, old):
         start = start._replace(state=lengthened(out, start.state, options, chosen))
@@ -113,10 +113,11 @@ def options_in(run, out, state):
          f"{out} was trained with {optimizer}, which this program lacks; resume with nanoeuler.py")
     return options
 
-def asked_for(chosen, preset, cfg, old):
+def asked_for(chosen, preset, start, old):
     """{name: value} of the shape and the settings that the user asks for: those of a preset, and
-    the flags.  cfg, old: those of the run, whose rows may be shorter than its context"""
-    asked = dict(chosen)
+    the flags.  start, old: the Checkpoint and the options of the run, whose rows may be shorter
+    than its context, and whose vocabulary may be smaller than what was asked for"""
+    cfg, asked = start.cfg, dict(chosen)
     if preset:
         of_preset = {name: value for name, value in asdict(PRESETS[preset]).items()
                      if name not in PRESET_MAY_DIFFER}
@@ -126,6 +127,8 @@ def asked_for(chosen, preset, cfg, old):
             asked["seq_len"] = max(asked["seq_len"], cfg.seq_len)
         if asked["seq_len"] == old.row_len:  # with --init, it is the length of a row
             del asked["seq_len"]
+    if start.state.vocab_size and asked.get("vocab_size") == start.state.vocab_size:
+        del asked["vocab_size"]
     return asked
 
 def are_same(x, y):
