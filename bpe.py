@@ -1256,7 +1256,7 @@ def main():
         tokenizer.save(args.tokenizer)
         fewer = tokenizer.vocab_size < args.vocab_size
         why = f" instead of {args.vocab_size}: the text has no more pairs to merge" if fewer else ""
-        print(f"{args.tokenizer}: {tokenizer.vocab_size} tokens{why}")
+        print(f"{printable(args.tokenizer)}: {tokenizer.vocab_size} tokens{why}")
     elif args.verb == "encode":
         print(*Tokenizer.load(args.tokenizer).encode(data).tolist())
     else:

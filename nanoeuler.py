@@ -1485,7 +1485,7 @@ def plain_main(argv=None):
             with open(f"{options.out}.tmp", "wb"):       # can it be written?  The first save
                 os.remove(f"{options.out}.tmp")          # comes much later
             train(PlainRun(PRESETS[options.preset], text, options.out, options.steps))
-            print(f"Talk to it with: python nanoeuler.py chat {options.out}")
+            print(f"Talk to it with: python nanoeuler.py chat {printable(options.out)}")
             return 0
         need(0 <= options.temperature < math.inf, f"--temperature: expected 0 or more, found "
              f"{options.temperature}")

@@ -569,7 +569,10 @@ def test_a_held_out_part_of_ends_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "a.jsonl", ["to be or not to be " * 30])
     refused(capsys, "train", "--data", "a.jsonl", *FAST, "--holdout", "0.001",
-            words=["held-out", "no token to predict"])
+            words=["a.jsonl: the held-out", "no token to predict"])
+    write(tmp_path / "b.jsonl", ["to be or not to be " * 30])
+    refused(capsys, "train", "--data", "a.jsonl", "b.jsonl", *FAST, "--holdout", "0.0005",
+            words=["a.jsonl, b.jsonl: the held-out", "no token to predict"])
 
 
 @cli

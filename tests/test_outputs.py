@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -1125,3 +1126,44 @@ def test_no_name_and_no_prompt_controls_a_terminal(text, elsewhere, monkeypatch)
         ne.main([*argv, "--threads", "1"] if "--threads" not in argv else argv)
     text = "".join(x.getvalue() for x in said)
     assert "a\\x1b" in text and not {*text} & {"\x1b", "\x9b"}
+
+
+def test_no_name_of_a_file_controls_a_terminal_or_begins_a_line(base, elsewhere, monkeypatch):
+    """What other verbs write and read, with ESC and a line end in its name"""
+    bad = "a\x1b[2J\nzz"
+    shutil.copy(base / "nanoeuler.bin", f"{bad}.bin")
+    shutil.copy(ROOT / "data/shakespeare.txt", f"{bad}.txt")
+    os.truncate(f"{bad}.txt", 9000)
+    pairs = [{"instruction": f"say {i}", "chosen": f"{i}", "rejected": f"{i * (i > 1)}"}
+             for i in range(1, 40)]
+    Path(f"{bad}.json").write_text(json.dumps(pairs), encoding="utf-8")
+    said = Tty(), Tty()
+    monkeypatch.setattr(sys, "stdout", said[0])
+    monkeypatch.setattr(sys, "stderr", said[1])
+    for argv in (["quantize", f"{bad}.bin", f"{bad}_8.bin"],
+                 ["quantize", f"{bad}_8.bin", f"{bad}_8_8.bin"],
+                 ["export", f"{bad}.bin", f"{bad}_e"], ["import", f"{bad}_e", f"{bad}_i.bin"],
+                 ["eval", f"{bad}.bin", "--data", f"{bad}.txt", "--json", f"{bad}_r.json"],
+                 ["dpo", f"{bad}.bin", "--data", f"{bad}.json", "--out", f"{bad}_d.bin",
+                  "--steps", "1", "--batch", "320"]):
+        assert ne.main([*argv, "--threads", "1"]) == 0, (argv, said[1].getvalue())
+    monkeypatch.setattr(sys, "argv", ["bpe.py", "train", f"{bad}.txt", "--tokenizer",
+                                      f"{bad}_t.json", "--vocab-size", "300"])
+    bpe.main()
+    assert ne.main(["export", f"{bad}.bin", "--gguf", f"{bad}.gguf"]) in (0, 2)      # no gguf
+    text = "".join(x.getvalue() for x in said)
+    for word in ("_8.bin: ", "already int8", "_e: ", "_i.bin: ", "wrote ", "show no preference",
+                 "_t.json: "):
+        assert word in text, word
+    assert r"a\x1b[2J\nzz" in text and "\x1b" not in text and "\nzz" not in text
+
+
+def test_the_names_of_a_run_are_a_list_in_messages(text, elsewhere, capsys):
+    for name in "one.txt", "two.txt", "three.txt":
+        shutil.copy(text, name)
+        os.truncate(name, 3000 + len(name))
+    told("train", "--data", "one.txt", "two.txt", *FAST, "--steps", 1)
+    refused(capsys, "train", "--resume", "--data", "one.txt", "three.txt", words=[
+        "nanoeuler.bin trains on one.txt, two.txt, and the contents of one.txt, three.txt differ"])
+    os.truncate("two.txt", 2000)
+    refused(capsys, "train", "--resume", "--steps", 2, words=["one.txt, two.txt has changed"])

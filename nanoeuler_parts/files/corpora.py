@@ -241,7 +241,7 @@ class Progress:
         if time.perf_counter() - self.printed > MOST_SILENT:
             self.printed = time.perf_counter()
             of = f" of {self.total / 1e6:,.0f}" if self.total else ""
-            print(f"{self.doing}: {self.done / 1e6:,.0f}{of} MB", flush=True)
+            print(f"{bpe.printable(self.doing)}: {self.done / 1e6:,.0f}{of} MB", flush=True)
 
 class Excerpt:
     """Blocks of a stream whose length is unknown, spread evenly: the first of every `stride`

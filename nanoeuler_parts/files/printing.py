@@ -3,6 +3,10 @@ import time
 
 from bpe import printable
 
+def names_in(data):
+    """The names of files in a setting `data`, as text.  Line ends separate them."""
+    return ", ".join(data.split("\n"))
+
 def counted(n, noun):
     """A number and its noun: 1 thread, 2,000 threads."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
@@ -23,5 +27,5 @@ def with_progress(parts, what):
     for i, part in enumerate(parts):
         if time.perf_counter() - printed > MOST_SILENT:
             printed = time.perf_counter()
-            print(f"{what}: {i:,} of {counted(len(parts), 'part')}", flush=True)
+            print(f"{printable(what)}: {i:,} of {counted(len(parts), 'part')}", flush=True)
         yield part

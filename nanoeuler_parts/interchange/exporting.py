@@ -1,7 +1,7 @@
 """The verb `export`: writes a checkpoint as a Hugging Face directory or as a GGUF file."""
 import os
 
-from bpe import need
+from bpe import need, printable
 from nanoeuler_parts.checkpoint.file import read_checkpoint
 from nanoeuler_parts.files.safetensors import note_large
 from nanoeuler_parts.files.writing import need_another, refuse_overwrite, replacing
@@ -31,7 +31,7 @@ def export(file, folder, gguf, matrices, force):
         note_large(f"writing {gguf}", c.flat.nbytes)
         with replacing(gguf, REMEDY) as temporary:
             write_gguf(temporary, c, matrices)
-        print(f"{gguf}: GGUF for llama.cpp, {matrices} matrices")
+        print(f"{printable(gguf)}: GGUF for llama.cpp, {matrices} matrices")
     if folder:
         note_large(f"writing {folder}", c.flat.nbytes)
         export_folder(c, folder)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bpe import need, note, read_bytes, regular, UserError
+from bpe import need, note, printable, read_bytes, regular, UserError
 from nanoeuler import from_bf16, rope_frequency
 from nanoeuler_parts.chat.jinja import need_short
 from nanoeuler_parts.chat.sampling import Sampling
@@ -336,7 +336,7 @@ def export_folder(c, folder):
             pathlib.Path(temporary).write_text(json.dumps(content, indent=1), encoding="utf-8")
     more = f"; auxiliary heads in mtp.safetensors: {len(heads)}" if heads else ""
     architecture, = files["config.json"]["architectures"]
-    print(f"{folder}: {architecture} for transformers{more}")
+    print(f"{printable(folder)}: {architecture} for transformers{more}")
 
 # {name of an exception of huggingface_hub: a short message, instead of its own paragraph}
 OF_HUB = {"RepositoryNotFoundError": "no public model has this name; set HF_TOKEN if it is private",
@@ -357,7 +357,8 @@ def folder_of_hub(name):
         raise UserError(f"{name}: no such directory, so it is taken for a name on the Hugging Face "
                         f"Hub, which needs huggingface_hub: pip install huggingface_hub") from None
     repository, _, revision = name.partition("@")
-    print(f"{name}: no such directory; fetching it from the Hugging Face Hub", flush=True)
+    print(f"{printable(name)}: no such directory; fetching it from the Hugging Face Hub",
+          flush=True)
 
     def folder_with(names, revision):
         """The directory of a revision, after these files of it have been downloaded"""

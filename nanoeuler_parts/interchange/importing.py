@@ -6,7 +6,7 @@ import shlex
 
 import numpy as np
 
-from bpe import need, note, regular
+from bpe import need, note, printable, regular
 from nanoeuler import Model, n_params, to_bf16
 from nanoeuler_parts.chat.jinja import need_short
 from nanoeuler_parts.checkpoint.file import meta_of
@@ -120,8 +120,8 @@ def write_imported(source, out, dtype):
     note_large(f"writing {out}", sum(x.nbytes for x in tensors.values()))
     write_tensors(out, meta_of(f.cfg, f.tokenizer, state, dtype), tensors,
                   "free space or choose another name", "BF16")
-    print(f"{out}: {n_params(f.cfg):,} parameters, context {f.cfg.seq_len} tokens.  Talk to it "
-          f"with:\n    {typed(Model.program)} chat {shlex.quote(out)}")
+    print(f"{printable(out)}: {n_params(f.cfg):,} parameters, context {f.cfg.seq_len} tokens.  "
+          f"Talk to it with:\n    {typed(Model.program)} chat {printable(shlex.quote(out))}")
 
 def import_verb(add):
     add(import_llama,

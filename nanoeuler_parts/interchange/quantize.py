@@ -1,12 +1,11 @@
 """The verb `quantize`: writes a checkpoint whose matrices are int8."""
 import os
 import shlex
-import sys
 from dataclasses import replace
 
 import numpy as np
 
-from bpe import need
+from bpe import need, note, printable
 from nanoeuler import aligned, Model, n_params, need_setting
 from nanoeuler_parts.checkpoint.file import read_checkpoint, write_checkpoint
 from nanoeuler_parts.checkpoint.tensors import named
@@ -40,7 +39,7 @@ def write_quantized(file, out, n_mtp):
     """Reads the model, and writes it in int8."""
     c = read_checkpoint(file, moments=False)
     if c.matrices == "int8":
-        print(f"note: the matrices of {file} are already int8", file=sys.stderr)
+        note(f"the matrices of {file} are already int8")
     c = with_heads(c, c.cfg.n_mtp if n_mtp is None else n_mtp)
     # no run resumes from this file; without times and folders, equal runs give identical files
     learned = os.path.basename(str(c.state.options.get("data", "")))
@@ -48,9 +47,10 @@ def write_quantized(file, out, n_mtp):
                     source_sha256="", log_sha256="", micro_batch=None, reference=[])
     note_large(f"rounding to int8 and writing {out}", c.flat.nbytes)
     write_checkpoint(out, c.cfg, c.tokenizer, state, c.flat, matrices="int8")
-    print(f"{out}: {n_params(c.cfg):,} parameters, {counted(c.cfg.n_mtp, 'output head')}, int8, "
-          f"{os.path.getsize(out):,} bytes.  Talk to it with:\n"
-          f"    {typed(Model.program)} chat {shlex.quote(out)}")
+    print(f"{printable(out)}: {n_params(c.cfg):,} parameters, "
+          f"{counted(c.cfg.n_mtp, 'output head')}, int8, {os.path.getsize(out):,} bytes.  Talk to "
+          f"it with:\n"
+          f"    {typed(Model.program)} chat {printable(shlex.quote(out))}")
 
 def quantize_verb(add):
     add(quantize, arg("file", type=model_name, help="checkpoint to quantize"),

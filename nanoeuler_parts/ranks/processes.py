@@ -18,7 +18,7 @@ import traceback
 from numba.cuda.cudadrv.driver import CudaAPIError
 
 import nanoeuler as ne
-from bpe import need, UserError
+from bpe import need, printable, UserError
 from nanoeuler_cuda import open_device
 from nanoeuler_parts.files.errors import problem
 from nanoeuler_parts.files.logs import alone
@@ -212,7 +212,7 @@ def launch_ranks(run, flags):
         code = 130
     except (UserError, ModuleNotFoundError, MemoryError, OSError, CudaAPIError) as e:
         code = 2
-        print(f"nanoeuler: {' '.join(problem(e).split())}", file=sys.stderr)
+        print(f"nanoeuler: {printable(' '.join(problem(e).split()))}", file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()

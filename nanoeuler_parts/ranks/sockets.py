@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 
-from bpe import need, UserError
+from bpe import need, printable, UserError
 
 # Messages of the connection `watched`.  LOST is followed by the number of the lost rank and ";".
 HEARTBEAT, FINISHED, LOST = b".", b"e", b"g"
@@ -219,7 +219,7 @@ class Ranks:
     def end(why):
         """Prints the reason and ends this process at once."""
         try:
-            print(f"nanoeuler: {why}", file=sys.stderr, flush=True)
+            print(f"nanoeuler: {printable(why)}", file=sys.stderr, flush=True)
         finally:
             os._exit(1)
 

@@ -21,7 +21,7 @@ from nanoeuler_parts.chat.sampling import Sampling
 from nanoeuler_parts.checkpoint.bundled import beside_program
 from nanoeuler_parts.checkpoint.file import write_checkpoint
 from nanoeuler_parts.files.corpora import files_in, open_text
-from nanoeuler_parts.files.printing import counted, MOST_SILENT, print_table
+from nanoeuler_parts.files.printing import counted, MOST_SILENT, names_in, print_table
 from nanoeuler_parts.files.writing import output_may_fail, WriteError
 from nanoeuler_parts.flags import typed
 from nanoeuler_parts.runs.data import DataSet, Prefetched, TextBatches, Validation, Windows
@@ -177,8 +177,9 @@ class Run:
             raise UserError(f"{text.described()}: {e}") from None
         held_out = Validation(Windows(text.tail, T), Windows(text.tail, T, 1, -1, end),
                               text.tail_bytes)
-        need(held_out.targets.n_valid > 0, f"{path}: the held-out last {o.holdout:.0%} has no "
-             f"token to predict; name a longer text with --data, or raise --holdout")
+        need(held_out.targets.n_valid > 0, f"{names_in(path)}: the held-out last "
+             f"{o.holdout:.0%} has no token to predict; name a longer text with --data, or raise "
+             f"--holdout")
         bytes_per_token = text.train_bytes / len(text.train)
         fewer = ""
         if tokenizer.vocab_size < cfg.vocab_size:
@@ -194,8 +195,8 @@ class Run:
         """Returns the digest, after a check that a resumed run has the data it was started with.
         A fresh run has no text_sha256 yet, and accepts any data."""
         old = self.state.text_sha256 or digest
-        need(digest == old, f"{self.data_file()} has changed: its sha256 is {digest[:12]}, "
-             f"expected {old[:12]}; restore it, or {NEW_RUN}")
+        need(digest == old, f"{names_in(self.data_file())} has changed: its sha256 is "
+             f"{digest[:12]}, expected {old[:12]}; restore it, or {NEW_RUN}")
         return digest
 
     # ---- the loop: what `train` of nanoeuler.py calls

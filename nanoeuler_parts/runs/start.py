@@ -17,7 +17,7 @@ from nanoeuler_parts.checkpoint.file import (
 )
 from nanoeuler_parts.checkpoint.state import State
 from nanoeuler_parts.files.logs import alone
-from nanoeuler_parts.files.printing import counted
+from nanoeuler_parts.files.printing import counted, names_in
 from nanoeuler_parts.files.safetensors import read_header
 from nanoeuler_parts.files.settings import digits_of, flag_of
 from nanoeuler_parts.files.writing import refuse_overwrite
@@ -63,8 +63,8 @@ def resumed(run, out, preset, file, chosen):
     old = options_in(run, out, start.state)
     if "data" in chosen:
         digest = run.digest_of(chosen["data"], old)
-        need(digest == start.state.text_sha256, f"{out} trains on {old.data}, and the contents of "
-             f"{chosen['data']} differ; {NEW_RUN}")
+        need(digest == start.state.text_sha256, f"{out} trains on {names_in(old.data)}, and the "
+             f"contents of {names_in(chosen['data'])} differ; {NEW_RUN}")
     need_same(out, asdict(start.cfg) | asdict(old), asked_for(chosen, preset, start, old))
     options = old.changed(**free_settings(chosen, old))
     if has_new_length(chosen, old):
@@ -287,7 +287,8 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
                 reads = (*data.split("\n"), file)
                 need_free_best(best_path(out), start.state, reads, resume, force)
             if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
-                print(f"training on {options.data}; to use {run.larger_data}, run make data\n")
+                print(printable(f"training on {names_in(options.data)}; to use {run.larger_data}, "
+                                f"run make data"), end="\n\n")
             if engine is Model and run is Run:
                 note_slow_run(start.cfg, options)
             run(out, start, options, engine).go()

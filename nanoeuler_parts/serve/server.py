@@ -148,8 +148,8 @@ def run(files, folder, decoder, options):
     Names(options)
     for path in options.log:
         if not os.path.exists(path):
-            print(f"note: --log {ne.printable(path)} does not exist yet; the training page shows "
-                  f"it as soon as it exists", file=sys.stderr)
+            note(f"--log {path} does not exist yet; the training page shows it as soon as it "
+                 f"exists")
     with listening(options) as s:
         server = build(models, options)
         here, there = addresses(options.host, s.getsockname()[1])
@@ -158,9 +158,9 @@ def run(files, folder, decoder, options):
               f"{f', and http://{there}/ from other machines' if there else ''}; press Ctrl-C to "
               f"stop", flush=True)
         if not is_loopback(options.host):
-            print(f"note: {options.host} admits other machines "
-                  f"{'with the API key' if key else 'without an API key (set it with --api-key)'}; "
-                  f"connections are not encrypted", file=sys.stderr)
+            note(f"{options.host} admits other machines "
+                 f"{'with the API key' if key else 'without an API key (set it with --api-key)'}; "
+                 f"connections are not encrypted")
         try:
             asyncio.run(Uvicorn(server).serve(sockets=[s]))
         finally:

@@ -157,7 +157,7 @@ def score_text(model, text, T, S, end, options):
     starts = range(0, n - T + S, S)
     B = batch_size(model.cfg, T, options)
     parts = [starts[i:i + B] for i in range(0, len(starts), B)]
-    for part in with_progress(parts, printable(text.domain)):
+    for part in with_progress(parts, text.domain):
         nats += model.losses(*scored_windows(text.tokens, part, T, S, end)).tolist()
     total = math.fsum(nats)                  # independent of the batches
     need(total < 700 * n, f"{text.domain}: the mean loss is {total / n:g} nats per token, expected "
@@ -492,7 +492,7 @@ def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, dat
     T, S = window_of(c.cfg, options)
     end = c.tokenizer.specials.get(c.state.eos, -1)      # a text never contains it
     texts, model = read_texts(data, options, c.tokenizer, end), None
-    print(f"{shown_name(file)}: {counted(n_params(c.cfg), 'parameter')}", flush=True)
+    print(f"{printable(shown_name(file))}: {counted(n_params(c.cfg), 'parameter')}", flush=True)
     if texts or any(q.choices for q in asked):
         engine.ready(options)
         model = engine(c.cfg, c.flat, options=options)
@@ -510,7 +510,7 @@ def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, dat
         text = json.dumps(found, indent=1, ensure_ascii=False)
         with replacing(report, "choose another --json") as temporary:
             pathlib.Path(temporary).write_bytes(text.encode(errors="replace"))
-        print(f"wrote {report}")
+        print(f"wrote {printable(report)}")
 
 EVAL_ARGUMENTS = (
     MODEL,

@@ -10,7 +10,7 @@ from nanoeuler_parts.chat.models import model_to_use
 from nanoeuler_parts.checkpoint.bundled import shown_name
 from nanoeuler_parts.checkpoint.file import read_checkpoint
 from nanoeuler_parts.checkpoint.state import State
-from nanoeuler_parts.files.printing import print_table
+from nanoeuler_parts.files.printing import names_in, print_table
 from nanoeuler_parts.files.safetensors import read_meta
 from nanoeuler_parts.flags import MODEL, SHAPE
 
@@ -28,7 +28,7 @@ def info(file=None):
         print_header(file)
         raise
     s = c.state
-    text = ", ".join(str(s.options.get("data")).split("\n"))
+    text = names_in(str(s.options.get("data")))
     if s.text_sha256:                        # unknown for an imported model
         text += f", sha256 {s.text_sha256[:12]}"
     print_table(shown_name(file), [

@@ -1,11 +1,10 @@
 """The verb `dpo`: direct preference optimization on pairs of answers (Rafailov et al. 2023)."""
-import sys
 from dataclasses import fields
 from functools import partial
 
 import numpy as np
 
-from bpe import need
+from bpe import need, note
 from nanoeuler_parts.chat.templates import is_chatml
 from nanoeuler_parts.files.printing import counted, with_progress
 from nanoeuler_parts.flags import out, RUN
@@ -65,9 +64,9 @@ class DpoRun(SftRun):
         need(len(alike) < n, f"{self.path}: chosen and rejected are the same in {n:,} of "
              f"{counted(n, 'pair')}, expected different answers; name other pairs with --data")
         if alike:
-            print(f"note: {self.path}: chosen and rejected are the same in {len(alike):,} of "
-                  f"{counted(n, 'pair')}, the first is pair {alike[0]:,}; these pairs show no "
-                  f"preference", file=sys.stderr)
+            note(f"{self.path}: chosen and rejected are the same in {len(alike):,} of "
+                 f"{counted(n, 'pair')}, the first is pair {alike[0]:,}; these pairs show no "
+                 f"preference")
 
     def template_for(self, examples, tokenizer):
         """The template in which the model learned to answer: its own if it is ChatML, else "",
