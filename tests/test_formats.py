@@ -1,5 +1,7 @@
 """The forms of fine-tuning data that other programs write, read as the same conversations."""
 import bz2
+import codecs
+import contextlib
 import csv
 import gzip
 import json
@@ -14,7 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nanoeuler as ne
+from nanoeuler_parts.chat.json_mode import read_schema
 from nanoeuler_parts.checkpoint.file import sha256_of
+from nanoeuler_parts.files.texts import read_text
 from nanoeuler_parts.tuning.dpo import DpoOptions, DpoRun
 from nanoeuler_parts.tuning.examples import (
     answered_in, asked_in, cut_versions, read_examples, read_file,
@@ -526,6 +530,25 @@ def test_each_fault_of_a_file_ends_with_its_own_remedy(tmp_path):
         assert len(remedies[name].split()) < 25
     several, third = remedies.pop("several lines"), remedies.pop("third line")
     assert several == third and len({*remedies.values(), third}) == len(remedies) + 1
+
+
+@pytest.mark.parametrize("mark, codec, name", [
+    (codecs.BOM_UTF16_LE, "utf-16-le", "UTF-16"), (codecs.BOM_UTF16_BE, "utf-16-be", "UTF-16"),
+    (codecs.BOM_UTF32_LE, "utf-32-le", "UTF-32"), (codecs.BOM_UTF32_BE, "utf-32-be", "UTF-32")])
+def test_another_encoding_is_named(mark, codec, name, tmp_path):
+    """By its byte order mark, wherever a text is read"""
+    words = f"expected UTF-8, found {name};"
+    for end, read in ((".json", lambda path: read_examples(path, "output")), (".txt", read_text),
+                      (".csv", lambda path: read_examples(path, "output")),
+                      (".schema", read_schema)):
+        path = tmp_path / f"data{end}"
+        path.write_bytes(mark + '{"enum": [1]}'.encode(codec))
+        with pytest.raises(ne.UserError) as e:
+            read(str(path))
+        assert words in str(e.value), e.value
+        path.write_bytes(codecs.BOM_UTF8 + b'{"enum": [1]}\n')
+        with contextlib.suppress(ne.UserError):
+            read(str(path))
 
 
 # ---- the same forms, as questions of eval

@@ -27,7 +27,7 @@ from itertools import islice
 import numpy as np
 
 from bpe import need, read_bytes, reading
-from nanoeuler_parts.files.texts import parse_json
+from nanoeuler_parts.files.texts import marked_encoding, parse_json
 from nanoeuler_parts.chat import json_schema
 from nanoeuler_parts.chat.json_frames import (
     after_byte, after_bytes, alternatives, ANY_CHARACTER, any_object, can_read, CHARACTER, Choice,
@@ -63,7 +63,10 @@ def read_schema(name):
     if name == OBJECT:
         return name
     with reading(name, f"name a file with a JSON schema, or {OBJECT}"):
-        text = read_bytes(name).decode("utf-8-sig")
+        text = read_bytes(name)
+        found = marked_encoding(text)
+        need(not found, f"expected UTF-8, found {found}")
+        text = text.decode("utf-8-sig")
         parse_json(text)
     return text
 

@@ -32,12 +32,22 @@ def marks_of_editors(text):
 AS_BYTES = ("the model reads the bytes as they are; if the text is in another encoding, save it as "
             "UTF-8, for example with iconv -f LATIN1 -t UTF-8 OLD > NEW")
 
+# Byte order marks.  That of UTF-16 in little endian is the beginning of that of UTF-32.
+MARKS = {"UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+         "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)}
+
+def marked_encoding(text):
+    """The encoding whose byte order mark begins these bytes, "" without one or for UTF-8's"""
+    return next((name for name, marks in MARKS.items() if text[:4].startswith(marks)), "")
+
 def read_text(path):
     """A training text, memory-mapped.  Invalid UTF-8 is reported and kept.  Binary is rejected."""
     with reading(path, "name a text file with --data"):
         with open(path, "rb", opener=regular) as f:
             need(os.fstat(f.fileno()).st_size, "the file is empty")  # mmap rejects an empty file
             text = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        found = marked_encoding(text)
+        need(not found, f"expected UTF-8, found {found}")
         need(text[:LARGE].strip(), "expected text, found only white space")
         zero = text.find(b"\0")
         need(zero < 0, f"expected text, found a zero byte at position {zero}")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from bpe import need, reading, UserError
 from nanoeuler import PROMPT
 from nanoeuler_parts.files.corpora import kind_of, unpacked, unpacking
-from nanoeuler_parts.files.texts import parse_json, record_lines
+from nanoeuler_parts.files.texts import marked_encoding, parse_json, record_lines
 from nanoeuler_parts.tuning.formats import (
     Advised, as_example, conversation, forms, is_blank, leading_systems, names_of, need_advised,
     up_to_answer,
@@ -117,10 +117,15 @@ def at(place, remedy=CORRECT):
     if advised:
         raise UserError(f"{place}: {advised}")
 
+def need_utf8(text):
+    found = marked_encoding(text)
+    need_advised(not found, f"expected UTF-8, found {found}; save the file as UTF-8")
+
 def rows_of_csv(text, delimiter):
     """[(name for error messages, entry)] of a table whose first line names the columns"""
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))     # characters of a cell
     header, entries, start = None, [], 1
+    need_utf8(text)
     try:
         lines = io.StringIO(text.decode("utf-8-sig"), newline="")
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
@@ -148,8 +153,7 @@ CORRECT_LINE = "correct this line: each line is one whole JSON object, unless th
 
 def need_json(text):
     """Rejects a file that is not JSON at all, by its first character."""
-    need_advised(not text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)),
-                 "expected UTF-8, found UTF-16; save the file as UTF-8")
+    need_utf8(text)
     first = text[:30].decode("utf-8", "replace")
     need(not text or text[:1] in b"[{" or text[:1].isdigit(),
          f"expected a JSON list, or a JSON object on each line, found {first!r}")
