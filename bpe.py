@@ -801,6 +801,13 @@ def note(text):
     """Prints a note on standard error, as one line that cannot control a terminal."""
     print(f"note: {printable(text)}", file=sys.stderr, flush=True)
 
+def cause_of(error):
+    """The text of an error. Python converts integers up to a limit, and advises to change it."""
+    most = sys.get_int_max_str_digits()
+    if "sys.set_int_max_str_digits()" in str(error):
+        return f"expected integers of at most {most:,} digits, found a longer one"
+    return str(error)
+
 @contextlib.contextmanager
 def reading(source, remedy):
     """Turns an error from reading untrusted input into a UserError with source and remedy."""
@@ -808,7 +815,7 @@ def reading(source, remedy):
         yield
     except (OSError, ArithmeticError, AttributeError, LookupError, NotImplementedError,
             RecursionError, TypeError, ValueError) as error:
-        what = getattr(error, "strerror", None) or str(error)
+        what = getattr(error, "strerror", None) or cause_of(error)
         if isinstance(error, KeyError):
             what = f"{error} is missing"
         elif isinstance(error, (ArithmeticError, AttributeError, LookupError, TypeError)):

@@ -13,6 +13,7 @@ from numba import config, get_num_threads, set_num_threads
 import nanoeuler as ne
 from nanoeuler_parts.chat.sampling import ChatSampling
 from nanoeuler_parts.cli import add_verbs, Parser, VERBS
+from nanoeuler_parts.files.errors import problem
 from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.machine.threads import use_threads
 from nanoeuler_parts.runs.options import OPTIONS, options_class, TrainOptions
@@ -217,9 +218,18 @@ def test_an_empty_name_is_said_to_be_one(args, elsewhere, capsys):
 @pytest.mark.parametrize("args, words", [
     (("train", "--threads=--"), ["--threads: expected a value, found --"]),
     (("export", "x.bin", "y/" * 3000), ["a name of at most 4,096 characters, found 6,000"]),
-    (("train", "--batch", 1 << 30), ["--batch: expected 1 to 16777216, found 1073741824"])])
+    (("train", "--batch", 1 << 30), ["--batch: expected 1 to 16777216, found 1073741824"]),
+    (("train", "--steps", "7" * 5000), ["found '77777777777777777777... (5,000 digits)'"]),
+    (("train", "--steps", "7" * 4000), ["found 77777777777777777777... (4,000 digits)"])])
 def test_absurd_values(args, words, elsewhere, capsys):
     refused(capsys, *args, words=words)
+
+
+@pytest.mark.parametrize("text, cut", [
+    ("7" * 256, "77777777777777777777... (256 digits)"), ("7" * 255, "7" * 255),
+    (f"a {10 ** 299:,} b", "a 10000000000000000000... (300 digits) b"), ("x" * 900, "x" * 900)])
+def test_a_long_integer_in_a_message_is_cut(text, cut):
+    assert problem(ne.UserError(text)) == cut
 
 
 @pytest.mark.parametrize("args, shown", [

@@ -551,6 +551,16 @@ def test_another_encoding_is_named(mark, codec, name, tmp_path):
             read(str(path))
 
 
+@pytest.mark.parametrize("content", ['[{"instruction": "a", "output": %s}]',
+                                     '{"instruction": "a", "output": %s}'])
+def test_an_integer_that_python_does_not_convert_is_a_fault_of_the_file(content, tmp_path):
+    path = tmp_path / "data.json"
+    path.write_text(content % ("7" * 5000), encoding="utf-8")
+    with pytest.raises(ne.UserError, match="expected integers of at most 4,300 digits, found a "
+                                           "longer one; correct"):
+        read_examples(path, "output")
+
+
 # ---- the same forms, as questions of eval
 @settings(max_examples=60)
 @given(conversations())

@@ -381,7 +381,8 @@ def test_a_vocabulary_without_a_byte_is_refused(tokenizer):
     ('{"items": ' * 2000 + "{}" + "}" * 2000, "JSON schema"),
     ('{"type": "array", "minItems": 1, "items": ' * 11 + "{}" + "}" * 11, "at most 10 objects"),
     ('{"enum": ["\\ud800"]}', "surrogates"), ('{"enum": [NaN]}', "JSON compliant"),
-    ('{"title": "' + "a" * 140_000 + '"}', "expected at most 131,072")])
+    ('{"title": "' + "a" * 140_000 + '"}', "expected at most 131,072"),
+    ('{"minimum": ' + "7" * 5000 + "}", "expected integers of at most 4,300 digits")])
 def test_a_schema_that_is_not_supported_is_refused(schema, words):
     with pytest.raises(ne.UserError) as error:
         compiled(schema)

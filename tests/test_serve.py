@@ -747,6 +747,8 @@ def test_the_usage_of_a_stream_is_in_its_last_event(at):
 
 
 @pytest.mark.parametrize("raw, status, words", [
+    (b'{"seed": %s}' % (b"7" * 5000), 400, "expected integers of at most 4,300 digits"),
+    (b'{"seed": %s}' % (b"7" * 4000), 400, "7..., expected an integer"),
     (b"", 400, "not JSON"), (b"[1]", 400, "expected a JSON object"), (b"{", 400, "not JSON"),
     (b'{"prompt": "\\ud800"}', 400, "surrogate"), (b"\xff\xfe", 400, "UTF-8"),
     (b'{"prompt": "a", "temperature": NaN}', 400, "NaN"), (b"[" * 200_000, 400, "deeply"),

@@ -1,4 +1,6 @@
 """The text of an error that ends a program: its cause and a remedy, in one line."""
+import re
+
 from nanoeuler_parts.files.settings import flag_of, SettingError
 
 # Optional packages and their versions, as in pyproject.toml: {module: argument of pip install}
@@ -8,8 +10,21 @@ PACKAGES = {"gguf": "gguf>=0.19,<0.20", "huggingface_hub": "huggingface_hub>=2.4
             "uvicorn": "uvicorn>=0.38,<1", "tensorboardX": "tensorboardX>=2.6",
             "wandb": "wandb>=0.19"}
 
+# 256 digits or more, also with commas.  A name of a file has at most 255 bytes.
+LONG_INTEGER = re.compile("[0-9]{256,}|[0-9]{1,3}(?:,[0-9]{3}){85,}")
+DIGITS_SHOWN = 20
+
 def problem(e):
-    """The cause of an error and its remedy, in one line.  Settings are named as flags."""
+    """The cause of an error and its remedy, in one line.  Settings are named as flags, and long
+    integers are cut."""
+    return LONG_INTEGER.sub(shortened, whole_problem(e))
+
+def shortened(found):
+    """The first digits of a match of LONG_INTEGER, and their number"""
+    digits = found[0].replace(",", "")
+    return f"{digits[:DIGITS_SHOWN]}... ({len(digits):,} digits)"
+
+def whole_problem(e):
     if isinstance(e, SettingError):
         return e.message(flag_of)
     if isinstance(e, ModuleNotFoundError):   # an optional package

@@ -249,3 +249,5 @@ def parse_json(text, line=1):
         found = repr(e.doc[e.pos:e.pos + 20]) if e.doc[e.pos:].strip() else "the end"
         raise ValueError(f"{e.msg}{comma}: line {e.lineno + line - 1}, column {e.colno}, found "
                          f"{found}") from None
+    except ValueError as e:
+        raise ValueError(bpe.cause_of(e)) from None

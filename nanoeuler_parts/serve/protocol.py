@@ -18,7 +18,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 
 import nanoeuler as ne
-from bpe import reading
+from bpe import cause_of, reading
 from nanoeuler_parts.chat.messages import checked_message
 from nanoeuler_parts.chat.sampling import Sampling
 from nanoeuler_parts.chat.templates import chat_ids, is_alpaca, is_chatml
@@ -176,7 +176,7 @@ def parse(raw):
         raise Refusal(400, f"the JSON of the body is nested too deeply, expected at most "
                       f"{MOST_NESTED} levels of objects and arrays; flatten it") from None
     except ValueError as e:
-        raise Refusal(400, f"the body is not JSON: {e}") from None
+        raise Refusal(400, f"the body is not JSON: {cause_of(e)}") from None
     refuse_unless(isinstance(body, dict), "expected a JSON object as the body, found another JSON "
                   "value")
     return body
