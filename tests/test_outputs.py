@@ -1167,3 +1167,17 @@ def test_the_names_of_a_run_are_a_list_in_messages(text, elsewhere, capsys):
         "nanoeuler.bin trains on one.txt, two.txt, and the contents of one.txt, three.txt differ"])
     os.truncate("two.txt", 2000)
     refused(capsys, "train", "--resume", "--steps", 2, words=["one.txt, two.txt has changed"])
+
+
+@pytest.mark.parametrize("by_link", [False, True], ids=["itself", "a link to it"])
+def test_what_is_no_regular_file_is_never_replaced(by_link, tmp_path):
+    """As root, a rename would put a file in the place of a device, for all programs."""
+    pipe, path = tmp_path / "pipe", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    if by_link:
+        path = tmp_path / "a.bin"
+        path.symlink_to(pipe)
+    with pytest.raises(ne.UserError, match="not a regular file; x$"):
+        with replacing(path, "x") as temporary:
+            Path(temporary).write_bytes(b"x")
+    assert stat.S_ISFIFO(os.stat(pipe).st_mode) and len(os.listdir(tmp_path)) == 1 + by_link

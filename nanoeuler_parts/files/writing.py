@@ -47,10 +47,12 @@ def replacing(path, remedy):
 
 def target_of(path, remedy):
     """(the file that is replaced, the temporary file beside it).  A link is kept: its target is
-    replaced."""
+    replaced, unless it is a device, a pipe or a socket."""
     target = os.path.realpath(path)
     if os.path.islink(target):               # realpath ends there if the links form a circle
         raise WriteError(f"cannot write {path}: it is a link to itself; {remedy}")
+    if os.path.exists(target) and not (os.path.isfile(target) or os.path.isdir(target)):
+        raise WriteError(f"cannot write {path}: not a regular file; {remedy}")
     return target, f"{target}.{os.getpid()}.tmp"
 
 def need_writable(path, remedy="choose another name"):
