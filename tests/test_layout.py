@@ -497,7 +497,7 @@ CHEAP = {"len", "map", "filter", "sorted", "set", "max", "min", "str", "type", "
          "split", "replace", "values", "counted", "shown", "shown_name", "typed", "typed_name",
          "as_typed", "printable", "quote", "dumps", "basename", "sub", "forms", "missing",
          "or_else", "cut_short", "limits_of", "digits_of", "alternatives", "data_file", "stat",
-         "count_nonzero", "keys"}
+         "count_nonzero", "keys", "names_in"}
 
 
 def words_for_errors(path):

@@ -330,7 +330,7 @@ def test_a_step_that_waits_comes_before_the_next_piece(monkeypatch):
                 steps.append(1)
 
     with Pieces(turns) as pieces:
-        thread = threading.Thread(target=engine)
+        thread = threading.Thread(target=engine, daemon=True)
         thread.start()
         for _ in range(50):
             until(lambda: len(turns.queue) == 2)         # the engine waits for the piece's end
