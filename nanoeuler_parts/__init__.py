@@ -10,6 +10,7 @@ These stand on nanoeuler.py, each on those above it:
     checkpoint/    checkpoints with moments, bfloat16 and int8; the bundled model
     flags.py       flags that verbs share
     kernels.py     the kernels that are compiled in advance
+    lora/          LoRA: frozen weights, adapters, the training of adapters
     chat/          conversations: templates, sampling, the terminal, JSON mode, choice of a model
     runs/          training runs: settings, data, schedule, length, log, checkpoints, --resume
     tuning/        sft, dpo, and the examples that they read

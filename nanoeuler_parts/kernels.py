@@ -65,6 +65,26 @@ def compile_passes(dtype):
     """Compiles the forward and backward pass in this dtype, unless the cache has them."""
     fill_cache(gradient_kernels(dtype))
 
+def compile_lora(dtype="f32"):
+    """Compiles the passes over a layer and over the head of a model with LoRA.
+    dtype: a key of PRECISIONS, or f64, in which tests compute"""
+    from nanoeuler_parts.lora.adapter import Lora
+    from nanoeuler_parts.lora.base import base_of_flat
+    from nanoeuler_parts.lora.model import Adapted, LoraModel
+    flat = init_params(SPECK, 0)
+    if dtype == "f64":
+        flat = aligned(flat.shape, np.float64)
+    adapted = Adapted(base_of_flat(SPECK, flat), Lora(1, 1.0), None)
+    tokens = np.zeros((1, 8), np.int32)
+    LoraModel(SPECK, adapted, dtype=PRECISIONS.get(dtype)).run(GRADIENT, tokens, tokens)
+
+def compile_lora_kernels(dtype=DTYPE):
+    """Compiles the passes of a model with LoRA in this dtype, unless the cache has them."""
+    from nanoeuler_parts.lora.kernels import run_backward, run_forward, run_head
+    kernels = [Compiled(kernel, "s.panel", PANELS[dtype])
+               for kernel in (run_forward, run_backward, run_head)]
+    fill_cache({f"compile_lora({dtype!r})": kernels})
+
 def training_kernels(dtype):
     """The kernels of a run in this dtype, and of a chat with its model"""
     return {**gradient_kernels(dtype),

@@ -129,8 +129,8 @@ def complains(result, *words):
 
 
 # The extra of pyproject.toml that installs a package which tests need, where it is not dev
-EXTRAS = {"torch": "torch", "cuda": "cuda", "numba_cuda": "cuda", "llama_cpp": "llama-cpp",
-          "lm_eval": "eval", "wandb": "wandb"}
+EXTRAS = {"torch": "torch", "peft": "torch", "cuda": "cuda", "numba_cuda": "cuda",
+          "llama_cpp": "llama-cpp", "lm_eval": "eval", "wandb": "wandb"}
 
 
 def needs(name):

@@ -116,6 +116,7 @@ LEVELS = [
     {"checkpoint"},
     {"flags"},
     {"kernels"},
+    {"lora"},
     {"chat"},
     {"runs"},
     {"tuning", "interchange", "tools"},
@@ -135,6 +136,7 @@ UPWARD = {
     ("bpe", "Tokenizer", "tokenizers"),
     ("nanoeuler", "Model", "kernels"), ("nanoeuler", "Decoder", "kernels"),
     ("nanoeuler", "main", "cli"),
+    ("kernels", "compile_lora", "lora"), ("kernels", "compile_lora_kernels", "lora"),
     ("chat.terminal", "conversation_in", "tuning"),      # /load reads the files of `sft`
     *(("tools.on_gpu", name, "nanoeuler_cuda")           # when its verb runs
       for name in ("device_verb", "self_tests", "gradient_check", "ladder", "training_verb",
