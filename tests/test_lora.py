@@ -1,12 +1,15 @@
 """LoRA: its formulas against the merged model, central differences and PEFT; bits; every format."""
 import math
+import sys
+import types
 from dataclasses import replace
 
 import numba
 import numpy as np
 import pytest
-from helpers import EVERY_TENSOR, TINY, hyper, random_flat
+from helpers import EVERY_TENSOR, ROOT, TINY, few, hyper, random_flat
 from models import TINY_CONFIGS
+from oracles import plain_parts
 
 import check
 import nanoeuler as ne
@@ -244,12 +247,12 @@ def test_training_lowers_the_loss_and_leaves_the_model_alone():
     flat = random_flat(cfg, 1, np.float32)
     before = flat.copy()
     model = model_of(cfg, flat, adapter=init_adapter(cfg, LORA, 1))
-    tokens, targets, _ = batch(cfg, 4)
+    tokens, targets, _ = batch(cfg, 1)
     first = model.losses(tokens, targets[0]).sum()
     full = ne.Model(cfg, flat.copy()).losses(tokens, targets[0]).sum()
     assert math.isclose(first, full, rel_tol=1e-5)       # B is zero
     for t in range(1, 200):
-        model.gradient(tokens, targets, np.full((4, 1), 0.05))
+        model.gradient(tokens, targets, np.full((1, 1), 0.1))
         ce, norm = model.update(hyper(t, wd=0.0))
         assert math.isfinite(norm) and len(ce) == 1
     assert model.losses(tokens, targets[0]).sum() < 0.6 * first
@@ -274,3 +277,123 @@ def test_targets_are_named_in_any_order():
     assert targets_in("v, q") == ("q", "v") and targets_in(",".join(PROJECTIONS)) == (*PROJECTIONS,)
     with pytest.raises(ValueError, match="found 'w, x'"):
         targets_in("q,w,x")
+
+
+# ---- planted errors
+# A mutant is lora/kernels.py with one formula changed, run as plain Python, beside a copy of
+# nanoeuler.py that uses tests/oracles/plain_parts.py in place of machine code.
+MUTANTS = {
+    "s left out of u": ("store(u, total, scale)", "store(u, total, 1)"),
+    "s left out of v": ("store(v, total, scale)", "store(v, total, 1)"),
+    "u B^T left out": ("part, right = u[:, u0:u0 + rank], bt[i:i + 1]",
+                       "part, right = 0 * u[:, u0:u0 + rank], bt[i:i + 1]"),
+    "u of another projection": ("u[:, u0:u0 + rank]", "u[:, :rank]"),
+    "v A left out": ("tile(columns, columns, v, right, m, 0, 1)",
+                     "tile(columns, columns, 0 * v, right, m, 0, 1)"),
+    "a panel of other columns": ("right = a[i:i + 1]", "right = a[:1]"),
+    "terms of a sum left out": ("for n0 in range(0, N, KB):", "for n0 in range(0, N - KB, KB):"),
+    "a sum begun anew": ("tile(columns, columns, part, right, m, 0, 1 if n0 else 0)",
+                         "tile(columns, columns, part, right, m, 0, 0)"),
+    "base left out": ("product(team, x2, a.x1, yes,", "product(team, x2, a.x1, no,"),
+    "dA of k from v of q": ("dy[:, q1:k1], p.b_k", "dy[:, :k1 - q1], p.b_k"),
+    "v of the values from B of the keys": ("dy[:, k1:QKV], p.b_v", "dy[:, k1:QKV], p.b_k"),
+    "gate and up swapped": ("d.dy_gate_up[t0:t1, F:], p.b_up", "d.dy_gate_up[t0:t1, :F], p.b_up"),
+    "rope turns on": ("H + G, -one)", "H + G, one)"),
+    "residual path dropped": ("rmsnorm_backward(d.dx1[t0:t1], d.dx[t0:t1], d.dnorm",
+                              "rmsnorm_backward(d.dx1[t0:t1], 0 * d.dx[t0:t1], d.dnorm"),
+    "dB of o from the wrong step": ("add_outer(g.attn_proj_b[n0:n1], d.dy_attn_proj",
+                                    "add_outer(g.attn_proj_b[n0:n1], d.dy_down"),
+    "dA of down from the wrong input": ("d.v_down, a.swiglu[:, k0:k1], n0",
+                                        "d.v_gate_up, a.swiglu[:, k0:k1], n0"),
+    "dB of gate and up from the columns of gate": ("d.dy_gate_up, a.u_gate_up[:, k0:k1], n0",
+                                                   "d.dy_gate_up, a.u_gate_up[:, :k1 - k0], n0"),
+    "dA, rows of another projection": ("d.v_qkv, a.attn_in[:, k0:k1], n0",
+                                       "d.v_qkv, a.attn_in[:, k0:k1], 0"),
+    "the second sequence attends to the first": ("m0, m1 = b * T, (b + 1) * T\n"
+                                                 "        blocked_attention_backward",
+                                                 "m0, m1 = 0, T\n"
+                                                 "        blocked_attention_backward"),
+    "position of the first sequence": ("t = m % T\n            rope(d.dqkv",
+                                       "t = 0\n            rope(d.dqkv"),
+    "the norm of the head without its gain": ("h.dx[t0:t1], h.dnorm[t0:t1], h.x[t0:t1], gain",
+                                              "h.dx[t0:t1], h.dnorm[t0:t1], h.x[t0:t1], 0 * gain"),
+    "norms of q and k without a gradient": ("if v.q_norm.size:\n            head_norm_backward",
+                                            "if False:\n            head_norm_backward"),
+}
+SMALL = replace(TINY, n_embd=6, n_hidden=5, head_dim=6, n_head=4, n_kv_head=2, vocab_size=9,
+                seq_len=6, n_layer=2, n_mtp=1)
+FOLDER = ROOT / "nanoeuler_parts" / "lora"
+SMALL_BLOCKS = [("KB = 1024 ", "KB = 4 "), ("A_COLUMNS = 256 ", "A_COLUMNS = 4 "),
+                ("LOGITS = 1 << 26 ", "LOGITS = 36 ")]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """{name: module} of nanoeuler.py and of lora/, not compiled, with small blocks."""
+    names = "adapter", "base", "kernels", "model"
+    modules = {name: types.ModuleType(f"nanoeuler_parts.lora.{name}") for name in names}
+    program = types.ModuleType("nanoeuler")
+    program.__file__ = str(ROOT / "nanoeuler.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numba.config, "DISABLE_JIT", 1)
+        patch.setitem(sys.modules, "nanoeuler_parts", None)          # as if it were not there
+        patch.setitem(sys.modules, "nanoeuler", program)
+        source = (ROOT / "nanoeuler.py").read_text(encoding="utf-8")
+        exec(compile(source, "nanoeuler.py", "exec"), vars(program))
+        vars(program).update((name, x) for name, x in vars(plain_parts).items() if name[0] != "_")
+        program.most_memory = lambda: 1 << 40
+        program.to_bf16 = program.from_bf16 = None
+        patch.undo()
+        patch.setattr(numba.config, "DISABLE_JIT", 1)
+        patch.setitem(sys.modules, "nanoeuler", program)
+        for name, module in modules.items():
+            patch.setitem(sys.modules, module.__name__, module)
+            text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+            for old, new in SMALL_BLOCKS:
+                text = text.replace(old, new)
+            exec(compile(text, f"{name}.py", "exec"), vars(module))
+    return {"nanoeuler": program, **modules}
+
+
+def worst_error(plain, monkeypatch, *change):
+    """The largest error of a gradient, with this change of kernels.py"""
+    kernels, model = vars(plain["kernels"]), vars(plain["model"])
+    before = dict(kernels), dict(model)
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    monkeypatch.setattr(check, "ENTRIES", 1)
+    monkeypatch.setattr(check, "DIRECTIONS", 1)
+    try:
+        if change:
+            text = (FOLDER / "kernels.py").read_text(encoding="utf-8")
+            assert change[0] in text, f"kernels.py has no {change[0]!r} any more"
+            i = text.rindex(change[0])
+            text = text[:i] + change[1] + text[i + len(change[0]):]
+            with monkeypatch.context() as patch:
+                for module in plain.values():
+                    patch.setitem(sys.modules, module.__name__, module)
+                for old, new in SMALL_BLOCKS:
+                    text = text.replace(old, new)
+                exec(compile(text, "kernels.py", "exec"), kernels)
+            model.update((name, kernels[name]) for name in ("run_forward", "run_backward",
+                                                            "run_head"))
+        worst = 0.0
+        for cfg in (SMALL, replace(SMALL, qk_norm=True, qkv_bias=True, n_layer=1)):
+            rng = np.random.default_rng(1)
+            lora = plain["adapter"].Lora(2, 3.0)
+            base = plain["base"].base_of_flat(cfg, check.random_params(cfg, rng))
+            adapted = plain["model"].Adapted(base, lora, random_adapter(cfg, LORA._replace(rank=2)))
+            found = plain["model"].LoraModel(cfg, adapted)
+            worst = max(worst, *errors_of(found, *batch(cfg, 2), rng).values())
+        return worst
+    finally:
+        for values, old in zip((kernels, model), before):
+            values.update(old)
+
+
+def test_the_unchanged_kernels_pass(plain, monkeypatch):
+    assert worst_error(plain, monkeypatch) < check.TOLERANCE
+
+
+@pytest.mark.parametrize("name", few(MUTANTS, 8))
+def test_a_planted_error_is_found(name, plain, monkeypatch):
+    assert not worst_error(plain, monkeypatch, *MUTANTS[name]) < check.TOLERANCE
