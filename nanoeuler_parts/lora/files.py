@@ -1,0 +1,245 @@
+"""Adapters as files, in the format of PEFT: a folder with adapter_config.json and
+adapter_model.safetensors.
+
+A run writes both, and beside them run.bin, from which it resumes: A and B in one flat buffer, the
+moments of AdamW, and the state of the run.  Folders that PEFT has written are read, too, if they
+change only the projections of PROJECTIONS.  The metadata of our adapter_model.safetensors, which
+other programs ignore, hold the checksum of the base and the chat template of the training.
+"""
+import json
+import math
+import os
+import pathlib
+import re
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from bpe import need, note, read_bytes, reading, UserError
+from nanoeuler import aligned, Config, Params, Stack
+from nanoeuler_parts.checkpoint.bundled import shown_name
+from nanoeuler_parts.checkpoint.file import params_in, REFERENCE
+from nanoeuler_parts.checkpoint.state import State
+from nanoeuler_parts.checkpoint.tensors import named
+from nanoeuler_parts.files.safetensors import (
+    DTYPES, map_tensors, need_finite, need_whole, read_meta, write_tensors,
+)
+from nanoeuler_parts.files.texts import parse_json
+from nanoeuler_parts.files.writing import replacing
+from nanoeuler_parts.lora.adapter import (
+    delta_of, Lora, MOST_RANK, n_entries, PROJECTIONS, sites_of, tensors_of,
+)
+from nanoeuler_parts.machine.numbers import from_bf16
+
+CONFIG, WEIGHTS, RUN = "adapter_config.json", "adapter_model.safetensors", "run.bin"
+FORMAT = "nanoeuler-lora"    # of run.bin, in its metadata
+REMEDY = "free space or choose another --out"
+NOT_ADAPTER = "name the folder of a LoRA adapter, as `sft --lora` or PEFT writes it"
+
+class AdapterFile(NamedTuple):
+    """An adapter that was read.  base_sha256: the checksum of its base, "" if PEFT has written it
+    state: of the training, None if PEFT has written it"""
+    lora: Lora
+    flat: np.ndarray
+    base_sha256: str
+    state: State | None
+
+# ---- names
+def peft_name(layer, target, part):
+    """The name of A or B of a projection in PEFT's file     part: A or B"""
+    return f"base_model.model.model.layers.{layer}.{PROJECTIONS[target][1]}.lora_{part}.weight"
+
+def peft_tensors(cfg, lora, flat):
+    """{name in PEFT's file: view of the flat buffer} of the targets, layer by layer"""
+    found = tensors_of(cfg, lora, flat)
+    return {peft_name(l, name, part): x[l] for l in range(cfg.n_layer)
+            for name, pair in found.items() for part, x in zip("AB", pair)}
+
+def checksum_of(file):
+    """The checksum in a checkpoint's header, by which an adapter knows its base"""
+    return read_meta(file).get("sha256", "")
+
+# ---- writing
+def write_adapter(folder, cfg, lora, flat, state, base_sha256):
+    """Writes adapter_model.safetensors and adapter_config.json."""
+    meta = {"format": "pt", "base_sha256": base_sha256, "state": json.dumps(state.written())}
+    tensors = {name: np.ascontiguousarray(x, "<f4")
+               for name, x in peft_tensors(cfg, lora, flat).items()}
+    write_tensors(os.path.join(folder, WEIGHTS), meta, tensors, REMEDY)
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": lora.rank,
+              "lora_alpha": lora.alpha, "lora_dropout": 0.0, "bias": "none",
+              "target_modules": [PROJECTIONS[x][1].split(".")[1] for x in lora.targets],
+              "fan_in_fan_out": False, "inference_mode": True, "use_rslora": False,
+              "use_dora": False, "base_model_name_or_path": state.source}
+    with replacing(os.path.join(folder, CONFIG), REMEDY) as temporary:
+        pathlib.Path(temporary).write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+def write_run(path, cfg, lora, state, flat, moments, base_sha256):
+    """Writes run.bin, from which a run resumes."""
+    meta = {"format": FORMAT, "config": json.dumps(cfg.written()),
+            "lora": json.dumps(lora._asdict()), "state": json.dumps(state.written()),
+            "base_sha256": base_sha256}
+    names = "lora", "adamw.m", "adamw.v"
+    tensors = {name: np.ascontiguousarray(x, "<f4") for name, x in zip(names, (flat, *moments))}
+    if state.reference:
+        tensors[REFERENCE] = np.array(state.reference, DTYPES["F64"])
+    write_tensors(path, meta, tensors, REMEDY)
+
+# ---- reading
+# Entries of adapter_config.json that change the computation: the values that are computed here
+COMPUTED = {"peft_type": ["LORA"], "bias": ["none", None], "use_dora": [False, None],
+            "lora_bias": [False, None], "fan_in_fan_out": [False, None],
+            "rank_pattern": [{}, None], "alpha_pattern": [{}, None],
+            "modules_to_save": [[], None], "layer_replication": [None],
+            "trainable_token_indices": [None], "target_parameters": [[], None]}
+
+def settings_in(folder):
+    """(rank, alpha) of an adapter_config.json.  With use_rslora, s = alpha / sqrt(r), for which
+    alpha sqrt(r) is returned."""
+    path = os.path.join(folder, CONFIG)
+    need(os.path.isdir(folder), f"{folder}: expected a folder with {CONFIG}, found none; "
+         f"{NOT_ADAPTER}")
+    with reading(path, NOT_ADAPTER):
+        need(os.path.isfile(path), "expected a regular file")
+        config = parse_json(read_bytes(path))
+        need(isinstance(config, dict), f"expected an object, found {config!r:.40}")
+        for name, values in COMPUTED.items():
+            found = config.get(name)
+            need(found in values, f"its {name} is {found!r:.40}, expected {values[0]!r}")
+        rank, alpha = config.get("r"), config.get("lora_alpha")
+        need(type(rank) is int and 0 < rank <= MOST_RANK,
+             f"its r is {rank!r:.40}, expected a whole number from 1 to {MOST_RANK}")
+        need(type(alpha) in (int, float) and math.isfinite(alpha) and 0 < alpha < 1e6,
+             f"its lora_alpha is {alpha!r:.40}, expected a positive number")
+        rslora = config.get("use_rslora") or False
+        need(type(rslora) is bool, f"its use_rslora is {rslora!r:.40}, expected true or false")
+    return rank, float(alpha) * (math.sqrt(rank) if rslora else 1.0)
+
+def read_adapter(folder, cfg):
+    """The AdapterFile of a folder, for a model of this shape.  Every name, shape and number is
+    checked.  A layer that the file leaves out is not adapted."""
+    rank, alpha = settings_in(folder)
+    path = os.path.join(folder, WEIGHTS)
+    with reading(path, NOT_ADAPTER):
+        need(os.path.isfile(path), f"expected {WEIGHTS}, a regular file")
+        meta, tensors = map_tensors(path, ("F32", "F16", "BF16"))
+        need(tensors, "it has no tensors")
+        place = {peft_name(l, name, part): name for l in range(cfg.n_layer)
+                 for name in PROJECTIONS for part in "AB"}
+        unknown = [name for name in tensors if name not in place]
+        need(not unknown, f"it has the tensor {''.join(unknown[:1]):.100}, which is none of A and "
+             f"B of the projections {', '.join(PROJECTIONS)} of {cfg.n_layer} layers; use the "
+             f"model that the adapter was made for")
+        of_file = {place[name] for name in tensors}
+        lora = Lora(rank, alpha, tuple(name for name in PROJECTIONS if name in of_file))
+        flat = aligned((n_entries(cfg, rank),), np.float32)
+        views = peft_tensors(cfg, lora, flat)
+        for name, x in tensors.items():
+            other = re.sub("lora_([AB])", lambda m: f"lora_{'AB'[m[1] == 'A']}", name)
+            need(other in tensors, f"it has {name}, but no {other}")
+            need(x.shape == views[name].shape, f"{name} has the shape {x.shape}, expected "
+                 f"{views[name].shape}; use the model that the adapter was made for")
+            need_whole(x)
+            views[name][...] = from_bf16(np.ascontiguousarray(x))
+            need_finite(name, views[name])
+        state = None
+        if "state" in meta and "base_sha256" in meta:
+            state = state_in(meta)
+    return AdapterFile(lora, flat, meta.get("base_sha256", ""), state)
+
+def state_in(meta):
+    values = json.loads(meta["state"])
+    need(isinstance(values, dict), f"its state is {values!r:.40}, expected an object")
+    try:
+        return State(**values).check()
+    except TypeError:
+        raise UserError("its state has entries that no run has") from None
+
+class RunFile(NamedTuple):
+    """The content of run.bin"""
+    cfg: Config
+    lora: Lora
+    state: State
+    flat: np.ndarray
+    moments: tuple
+    base_sha256: str
+
+def is_run(path):
+    """Does the file begin as a run.bin?"""
+    try:
+        with open(path, "rb") as f:
+            return f'{{"__metadata__":{{"format":"{FORMAT}"'.encode() in f.read(64)
+    except OSError:
+        return False
+
+def read_run(path):
+    """The RunFile of a path"""
+    with reading(path, "name the folder of a run of `sft --lora`"):
+        meta, tensors = map_tensors(path, ("F32", "F64"))
+        need(meta.get("format") == FORMAT and meta.get("sha256"), "expected a run with LoRA")
+        try:
+            cfg = Config(**json.loads(meta["config"])).check()
+            lora = Lora(**json.loads(meta["lora"]))
+        except TypeError:
+            raise UserError("its settings have entries that no run has") from None
+        lora = lora._replace(targets=tuple(lora.targets))
+        state, n = state_in(meta), n_entries(cfg, lora.rank)
+        if REFERENCE in tensors:
+            state.reference = tensors[REFERENCE].tolist()
+        arrays = []
+        for name in ("lora", "adamw.m", "adamw.v"):
+            need(name in tensors and tensors[name].shape == (n,), f"expected {n:,} numbers in "
+                 f"{name}; the file is damaged")
+            need_finite(name, tensors[name])
+            found = aligned((n,), np.float32)
+            found[:] = tensors[name]
+            arrays.append(found)
+    return RunFile(cfg, lora, state, arrays[0], tuple(arrays[1:]), meta["base_sha256"])
+
+# ---- a model with an adapter
+def state_with(state, adapter):
+    """The State of a model with an adapter: its kind and template are those of the training."""
+    own = adapter.state
+    if own is None:
+        return state
+    return replace(state, kind=own.kind, template=own.template, bos=own.bos, eos=own.eos,
+                   stops=own.stops, thinking=own.thinking)
+
+def adapter_for(folder, cfg, file):
+    """The AdapterFile of a folder, for the model in a file.  A note says if its base was another
+    file: the same model in another format is a good base, any other model is not."""
+    adapter = read_adapter(folder, cfg)
+    if adapter.base_sha256 and adapter.base_sha256 != checksum_of(file):
+        note(f"{folder} was trained on another file than {shown_name(file)}; expected the same "
+             f"model, perhaps in another format")
+    return adapter
+
+def adapted_params(c, adapter):
+    """Params of an open checkpoint with W + s B A in place of W, each computed when it is read"""
+    deltas, sites = tensors_of(c.cfg, *adapter[:2]), sites_of(c.cfg, adapter.lora.rank)
+
+    def merged(read, name, l):
+        def matrix():
+            w = np.array(read(), np.float32)
+            for target, (a, b) in deltas.items():
+                if sites[target].matrix == name:
+                    w[slice(*sites[target].rows)] += delta_of(a[l], b[l], adapter.lora.scale)
+            return w
+        return matrix
+
+    found = params_in(c)._asdict()
+    for name in {sites[target].matrix for target in deltas}:
+        stack = found[name]
+        readers = [merged(read, name, l) for l, read in enumerate(stack.readers)]
+        found[name] = Stack(readers, stack.shape[1:])
+    return Params(**found)
+
+def merge_into(c, adapter):
+    """The Checkpoint with W + s B A in place of W, in its own buffer"""
+    tensors = named(c.cfg, c.flat)
+    for target, (a, b) in tensors_of(c.cfg, *adapter[:2]).items():
+        for l in range(c.cfg.n_layer):
+            w = tensors[f"model.layers.{l}.{PROJECTIONS[target][1]}.weight"]
+            w += delta_of(a[l], b[l], adapter.lora.scale)
+    return c._replace(state=state_with(c.state, adapter), moments=())
