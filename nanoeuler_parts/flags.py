@@ -52,6 +52,8 @@ def checkpoint(default):
 MODEL = arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
             help=f"checkpoint to use; {BUNDLED}: the bundled model (default: the newest model in "
                  f"this folder, or else {BUNDLED})")
+ADAPTER = arg("--adapter", type=file_name, help="folder of a LoRA adapter in PEFT's "
+              "format, made for this model; omitted: none")
 TEXT = arg("prompt", type=as_text, help="text of the prompt; -: read it from standard input")
 FORCE = arg("--force", action="store_true", help="overwrite existing output files")
 RESUME = arg("--resume", action="store_true", help="continue the run saved in --out")

@@ -17,6 +17,7 @@ from nanoeuler_parts.files.logs import append_whole, lock
 from nanoeuler_parts.files.printing import counted, MOST_SILENT
 from nanoeuler_parts.files.texts import parse_json, record_lines
 from nanoeuler_parts.files.writing import naming, need_writable
+from nanoeuler_parts.lora.files import digest_of
 
 # Each line of the file is JSON: a text, {"prompt": text} or {"messages": [{"role": .., "content":
 # ..}, ..]}.  An object may have further fields, which its answer keeps.  Blank lines are skipped.
@@ -83,7 +84,7 @@ def object_in(line):
         record = json.loads(line)
         return record if isinstance(record, dict) else None
 
-def generate_file(path, file, out, decoder, batch, truncate, force, options):
+def generate_file(path, file, out, decoder, batch, truncate, force, options, adapter=None):
     """`generate --file`: answers all prompts of a file.  A second start continues after the answers
     that `out` already holds."""
     need(0 < batch <= 1 << 16, f"--batch: expected 1 to {1 << 16}, found {batch}")
@@ -95,10 +96,11 @@ def generate_file(path, file, out, decoder, batch, truncate, force, options):
             pass
     else:
         need_writable(out, "choose another --out")
-    speaker = Speaker(file, decoder, options)
+    speaker = Speaker(file, decoder, options, adapter)
     records = prompts_in(path, speaker, truncate)
     settings = {k: v for k, v in asdict(options).items() if k != "speculate"}
-    base = json.dumps([sha256_of(file), settings], sort_keys=True)
+    model = [sha256_of(file), *([digest_of(adapter)] if adapter else [])]
+    base = json.dumps([*model, settings], sort_keys=True)
     keys = [hashlib.sha256(f"{base}{i}{json.dumps(record)}".encode()).hexdigest()[:16]
             for i, (record, _) in enumerate(records)]
     with open(out, "ab+") as f:

@@ -11,6 +11,7 @@ from nanoeuler_parts.chat.sampling import Sampling
 from nanoeuler_parts.chat.templates import chat_ids, ends_of, is_alpaca, rewind_to, TEMPLATES
 from nanoeuler_parts.checkpoint.file import open_checkpoint, params_in
 from nanoeuler_parts.files.settings import need_setting
+from nanoeuler_parts.lora.files import adapted_params, adapter_for, state_with
 from nanoeuler_parts.machine.threads import fewer_threads
 
 # ---- at a terminal, and from Python
@@ -18,18 +19,25 @@ class Speaker:
     """A model with its decoder and its conversation, for `chat` and `generate`.  A chat model
     answers the prompt, a base model continues it."""
 
-    def __init__(self, file, decoder, options):
+    def __init__(self, file, decoder, options, adapter=None):
+        """adapter: folder of a LoRA adapter for the model in the file; None or "": none"""
         need_setting(options.template in TEMPLATES, "template",
                      f"expected alpaca or chatml, found {options.template}")
         c = open_checkpoint(file)
         decoder.ready()
-        self.options, self.cfg, self.state, self.tokenizer = options, c.cfg, c.state, c.tokenizer
         own = c.state.weights if c.state.weights in decoder.formats else ""
-        self.decoder = decoder(c.cfg, params_in(c), options.weights or own)
-        self.template = options.template or c.state.template
-        self.answers = c.state.kind == "chat" or options.template != ""
-        self.end = c.tokenizer.specials.get(c.state.eos)
-        self.ends = ends_of(c.state, c.tokenizer)
+        params, state = params_in(c), c.state
+        if adapter:
+            found = adapter_for(adapter, c.cfg, file)
+            params, state = adapted_params(c, found), state_with(c.state, found)
+            if own == "int8":                # rounding to int8 would undo most of a small change
+                own = ""
+        self.options, self.cfg, self.state, self.tokenizer = options, c.cfg, state, c.tokenizer
+        self.decoder = decoder(c.cfg, params, options.weights or own)
+        self.template = options.template or state.template
+        self.answers = state.kind == "chat" or options.template != ""
+        self.end = c.tokenizer.specials.get(state.eos)
+        self.ends = ends_of(state, c.tokenizer)
         self.rng = rng_of(options.seed)
         self._system = []                    # ("system", text), or nothing
         self.dropped = []                    # the oldest messages, if the context is too short
@@ -250,7 +258,7 @@ class Speaker:
         if answer and whole and not special:             # Ctrl-C may end it within a character
             self.sampled[answer] = sampled
 
-def load(file=None, decoder=Decoder, **sampling):
+def load(file=None, decoder=Decoder, adapter=None, **sampling):
     """A Speaker of a checkpoint, for use from Python; by default, `model_to_use` picks one:
 
         model = nanoeuler.load("nanoeuler_chat.bin", weights="int8")
@@ -259,10 +267,12 @@ def load(file=None, decoder=Decoder, **sampling):
         print(*model.stream("Tell me of the sea.", temperature=0), sep="")
         print(model.say("Hello!"), model.say("What was the first thing I said?"))
 
+    adapter: folder of a LoRA adapter for this model
+
     Your own Numba functions keep Numba's settings and cache.  One exception: a process has a single
     LLVM code generator, and here it has optimization level 1, unless NUMBA_OPT is set.  If your
     functions need level 3, import Numba and compile one of them before you import nanoeuler.
     Numba's number of threads is lowered to the physical cores, and to the processors that the
     container may use, if it is larger."""
     fewer_threads()
-    return Speaker(model_to_use(file), decoder, Sampling(**sampling).check())
+    return Speaker(model_to_use(file), decoder, Sampling(**sampling).check(), adapter)

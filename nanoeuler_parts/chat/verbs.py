@@ -10,7 +10,7 @@ from nanoeuler_parts.chat.speaker import Speaker
 from nanoeuler_parts.chat.templates import is_alpaca, is_chatml, rewind_to
 from nanoeuler_parts.checkpoint.bundled import shown_name
 from nanoeuler_parts.files.printing import counted
-from nanoeuler_parts.flags import arg, as_text, file_name, FORCE, MODEL, TEXT
+from nanoeuler_parts.flags import ADAPTER, arg, as_text, file_name, FORCE, MODEL, TEXT
 
 def prompt_text(prompt):
     """The prompt; for `-`, standard input without its last line end"""
@@ -50,10 +50,10 @@ TO_GENERATE = (
     arg("--batch", type=int, default=64, help="number of replies to --file generated at once"),
     arg("--truncate", action="store_true",
         help="drop the first tokens of prompts in --file that exceed the context"),
-    FORCE)
+    ADAPTER, FORCE)
 
 def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, batch=64,
-                  truncate=False, force=False, **chosen):
+                  truncate=False, force=False, adapter=None, **chosen):
     """`generate`: continues or answers one prompt, or every prompt of a file."""
     options = Sampling(**chosen).check()
     if options.json_schema:
@@ -65,13 +65,13 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
              f"the prompts come from {prompts}; name a checkpoint alone, not {prompt} and {file}")
         from nanoeuler_parts.chat.prompts import generate_file
         file = model_to_use(prompt or file, place="")
-        return generate_file(prompts, file, out, decoder, batch, truncate, force, options)
+        return generate_file(prompts, file, out, decoder, batch, truncate, force, options, adapter)
     need(prompt is not None, "name a prompt, or a file of prompts: --file prompts.jsonl")
     need(not out, "--out needs a file of prompts; add --file prompts.jsonl")
     need_prompt_first(prompt, file)
     file = model_to_use(file, AFTER_PROMPT)
     prompt = prompt_text(prompt)
-    speaker = Speaker(file, decoder, options)
+    speaker = Speaker(file, decoder, options, adapter)
     if speaker.answers:
         print_template_note(speaker.template)
     for i in range(options.n):
@@ -94,13 +94,14 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
         if sys.stderr and sys.stderr.isatty():
             note(f"{speaker.pace}")
 
-def chat(file=None, decoder=Decoder, **chosen):
+def chat(file=None, decoder=Decoder, adapter=None, **chosen):
     """`chat`: a conversation at the terminal"""
     need(sys.stdin, "chat reads standard input, but it is closed; use generate")
     talking = ChatSampling(**chosen).check()
     file = model_to_use(file, place="")
-    speaker = Speaker(file, decoder, talking)
-    print(f"{printable(shown_name(file))}: {n_params(speaker.cfg):,} parameters, context "
+    speaker = Speaker(file, decoder, talking, adapter)
+    name = shown_name(file) + (f" with {adapter}" if adapter else "")
+    print(f"{printable(name)}: {n_params(speaker.cfg):,} parameters, context "
           f"{speaker.cfg.seq_len} tokens, {'answers' if speaker.answers else 'continues'} what you "
           f"type.")
     from nanoeuler_parts.chat.ahead import compile_ahead
@@ -108,7 +109,7 @@ def chat(file=None, decoder=Decoder, **chosen):
     Terminal(speaker, compile_ahead if decoder is Decoder else None).converse()
 
 def chat_verb(add):
-    add(chat, MODEL, settings=fields(ChatSampling))
+    add(chat, MODEL, ADAPTER, settings=fields(ChatSampling))
 
 def generate_verb(add):
     add(generate_text, *TO_GENERATE, settings=fields(Sampling))

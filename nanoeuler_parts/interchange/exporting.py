@@ -11,15 +11,19 @@ from nanoeuler_parts.interchange.huggingface import (
     export_folder, llama_files, need_folder, WEIGHTS_OF_LLAMA,
 )
 from nanoeuler_parts.interchange.llama import REMEDY
+from nanoeuler_parts.lora.files import adapter_for, merge_into
 
-def export(file, folder, gguf, matrices, force):
-    """`export`: writes a checkpoint as a Hugging Face directory, a GGUF file, or both."""
+def export(file, folder, gguf, matrices, force, merge=None):
+    """`export`: writes a checkpoint as a Hugging Face directory, a GGUF file, or both.
+    merge: folder of a LoRA adapter, which becomes part of the weights"""
     need(folder or gguf, "expected an output, got none; name a directory, --gguf FILE, or both")
     need(matrices in ("f32", "f16", "q8_0"), f"--matrices is {matrices}, expected f32, f16 or q8_0")
     if gguf:
         need_another(gguf, file)
         refuse_overwrite(gguf, force)
     c = read_checkpoint(file, moments=False)
+    if merge:
+        c = merge_into(c, adapter_for(merge, c.cfg, file))
     if folder:
         for name in WEIGHTS_OF_LLAMA:
             need_another(os.path.join(folder, name), file)
@@ -41,5 +45,7 @@ def export_verb(add):
         arg("folder", nargs="?", type=file_name, help="Hugging Face directory to write; "
             "omitted: none"), FORCE,
         arg("--gguf", type=file_name, help="GGUF file to write; omitted: none"),
+        arg("--merge", type=file_name, help="folder of a LoRA adapter to merge into the weights; "
+            "omitted: none"),
         arg("--matrices", default="f32",
             help="format of the matrices in the GGUF file: f32, f16 or q8_0"))

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bpe import need
-from nanoeuler import aligned, dims_of, FILE_NAMES, slices
+from nanoeuler import aligned, dims_of, FILE_NAMES, need_setting, slices
 
 # The projections that an adapter may change, in the order in which the matrices of a layer are
 # stacked: {name on the command line: (matrix of Params, name in a Llama)}
@@ -33,8 +32,9 @@ def targets_in(text):
     """The targets in a text such as "q,v", in the order of PROJECTIONS"""
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in PROJECTIONS]
-    need(not unknown, f"expected projections among {', '.join(PROJECTIONS)}, with commas between "
-         f"them, found {', '.join(unknown)!r:.60}")
+    need_setting(not unknown, "lora_targets", f"expected projections among "
+                 f"{', '.join(PROJECTIONS)}, with commas between them, found "
+                 f"{', '.join(unknown).replace('{', '').replace('}', '')!r:.60}")
     return tuple(name for name in PROJECTIONS if name in names)
 
 class Site(NamedTuple):

@@ -19,7 +19,7 @@ import numpy as np
 from bpe import need, note, read_bytes, reading, UserError
 from nanoeuler import aligned, Config, Params, Stack
 from nanoeuler_parts.checkpoint.bundled import shown_name
-from nanoeuler_parts.checkpoint.file import params_in, REFERENCE
+from nanoeuler_parts.checkpoint.file import params_in, REFERENCE, sha256_of
 from nanoeuler_parts.checkpoint.state import State
 from nanoeuler_parts.checkpoint.tensors import named
 from nanoeuler_parts.files.safetensors import (
@@ -196,6 +196,10 @@ def read_run(path):
             found[:] = tensors[name]
             arrays.append(found)
     return RunFile(cfg, lora, state, arrays[0], tuple(arrays[1:]), meta["base_sha256"])
+
+def digest_of(folder):
+    """SHA-256 of an adapter's two files"""
+    return [sha256_of(os.path.join(folder, name)) for name in (CONFIG, WEIGHTS)]
 
 # ---- a model with an adapter
 def state_with(state, adapter):

@@ -19,14 +19,14 @@ from bpe import need, note, printable, UserError
 from nanoeuler import for_terminal, generate, loss_weights, Model, n_params, param_table, train
 from nanoeuler_parts.chat.sampling import Sampling
 from nanoeuler_parts.checkpoint.bundled import beside_program
-from nanoeuler_parts.checkpoint.file import write_checkpoint
+from nanoeuler_parts.checkpoint.file import read_checkpoint, write_checkpoint
 from nanoeuler_parts.files.corpora import files_in, open_text
 from nanoeuler_parts.files.printing import counted, MOST_SILENT, names_in, print_table
 from nanoeuler_parts.files.writing import output_may_fail, WriteError
 from nanoeuler_parts.flags import typed
 from nanoeuler_parts.runs.data import DataSet, Prefetched, TextBatches, Validation, Windows
 from nanoeuler_parts.runs.evaluation import evaluate
-from nanoeuler_parts.runs.guards import best_path, need_data, NEW_RUN
+from nanoeuler_parts.runs.guards import best_path, need_data, need_memory, NEW_RUN
 from nanoeuler_parts.runs.log import RunLog
 from nanoeuler_parts.runs.options import TrainOptions
 from nanoeuler_parts.runs.plan import Plan, Progress
@@ -482,15 +482,39 @@ class Run:
             if s.step < FEWEST_STEPS and not self.options.steps and not overdone:
                 note(f"{counted(s.step, 'step')} of training cannot teach a model much; use more "
                      f"{self.length_flag}, or a smaller --batch")
-            print_done(self.out, s, self.model)
+            self.print_done(self.out, s, self.model)
         else:
             print(f"\nstopped at step {s.step} of {s.n_steps or '?'}, and saved.  Resume it with:"
                   f"\n    {typed(self.model.program)} {self.verb} --resume --out "
-                  f"{printable(shlex.quote(self.out))}")
+                  f"{printable(shlex.quote(self.shown(self.out)))}")
 
-# ---- start and resume
+    # ---- what a start and an end have to know of the files; LoRA has others
+    @staticmethod
+    def read_own(out, file):
+        """The Checkpoint of the run `out`, to resume.     file: the source that the user names"""
+        return read_checkpoint(out)
 
-def print_done(out, s, engine):
-    advice = printable(f"{typed(engine.program)} {engine.talk} {shlex.quote(out)}")
-    print(f"{printable(out)} is complete: {s.step:,} of {counted(s.n_steps or s.step, 'step')}.  "
-          f"Talk to it with:\n    {advice}")
+    @staticmethod
+    def read_source(file):
+        """The Checkpoint of a model that a new run begins with"""
+        return read_checkpoint(file, moments=False)
+
+    @staticmethod
+    def need_memory(cfg):
+        need_memory(cfg)
+
+    @staticmethod
+    def shown(out):
+        """The run `out` as the user names it"""
+        return out
+
+    @staticmethod
+    def names_to_talk(out, state):
+        """The arguments of `chat` for the model of a run, as the user types them"""
+        return shlex.quote(out)
+
+    @classmethod
+    def print_done(cls, out, s, engine):
+        advice = f"{typed(engine.program)} {engine.talk} {cls.names_to_talk(out, s)}"
+        print(f"{printable(cls.shown(out))} is complete: {s.step:,} of "
+              f"{counted(s.n_steps or s.step, 'step')}.  Talk to it with:\n    {printable(advice)}")

@@ -12,9 +12,7 @@ from bpe import need, note, printable, reading, UserError
 from nanoeuler import Model, MUON_SETTINGS, PRESETS
 from nanoeuler_parts.chat.models import models_in, MOST_MODELS
 from nanoeuler_parts.checkpoint.bundled import beside_program, BUNDLED, shown_name
-from nanoeuler_parts.checkpoint.file import (
-    begins_as_checkpoint, Checkpoint, read_checkpoint, sha256_of,
-)
+from nanoeuler_parts.checkpoint.file import begins_as_checkpoint, Checkpoint, sha256_of
 from nanoeuler_parts.checkpoint.state import State
 from nanoeuler_parts.files.logs import alone
 from nanoeuler_parts.files.printing import counted, names_in
@@ -23,11 +21,11 @@ from nanoeuler_parts.files.settings import digits_of, flag_of
 from nanoeuler_parts.files.writing import refuse_overwrite
 from nanoeuler_parts.flags import arg, model_name, out, RUN, SHAPE, typed
 from nanoeuler_parts.runs.guards import (
-    best_path, need_free_best, need_memory, need_source, NEW_RUN, note_slow_run,
+    best_path, need_free_best, need_source, NEW_RUN, note_slow_run,
 )
 from nanoeuler_parts.runs.options import TrainOptions
 from nanoeuler_parts.runs.plan import steps_planned
-from nanoeuler_parts.runs.run import print_done, Run
+from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.runs.schedule import ON
 
 LENGTH = {"steps", "minutes", "epochs"}
@@ -56,7 +54,7 @@ def resumed(run, out, preset, file, chosen):
         folder = os.path.dirname(os.path.abspath(out))
         raise UserError(f"{out}: expected a run to resume, found no file of this name in {folder}; "
                         f"{runs_to_resume(run, out)}; to start a run, drop --resume")
-    start = read_checkpoint(out)
+    start = run.read_own(out, file)
     need_moments(start.matrices == "f32", run, out, f"{start.matrices} matrices and ")
     if file is not None:
         need_source(file, out, start.state)
@@ -183,13 +181,13 @@ def fresh(run, preset, file, chosen):
     if file is not None and not run.kind:
         options = with_lower_rates(options)
     cfg = replace(start.cfg, **shape).check()
-    need_memory(cfg)
+    run.need_memory(cfg)
     return start._replace(cfg=cfg), options
 
 def from_weights(run, file):
     """The Checkpoint of a new run that begins with the weights in a file.  `sft` and `dpo` make it
     a chat model, `train --init` keeps its kind."""
-    start = read_checkpoint(file, moments=False)
+    start = run.read_source(file)
     s = start.state
     if run.needs_chat and s.kind == "base":
         note(f"{file} is a base model; run sft first to teach it to answer, because dpo "
@@ -234,8 +232,9 @@ def print_more(run, out, s, options, chosen, engine):
         print(f"{' and '.join(asked)}: expected more than the run has done, because a length "
               f"counts from its first step.")
     print(f"To train it further, give a longer total, such as\n    "
-          f"{typed(engine.program)} {run.verb} --resume --out {printable(shlex.quote(out))} "
-          f"{longer}\nTo start anew, replace --resume with --force.")
+          f"{typed(engine.program)} {run.verb} --resume --out "
+          f"{printable(shlex.quote(run.shown(out)))} {longer}\n"
+          f"To start anew, replace --resume with --force.")
 
 def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=None, **chosen):
     """Starts a run from a preset or from the weights in a file, or resumes the run `out`.
@@ -261,7 +260,7 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
             start, options = resumed(run, out, preset, file, chosen)
             s = start.state
             if s.step >= (options.steps or s.n_steps or math.inf):
-                print_done(out, s, engine)
+                run.print_done(out, s, engine)
                 return print_more(run, out, s, options, chosen, engine)
             need(not refusal, refusal)
             need_moments(start.moments, run, out)

@@ -27,7 +27,8 @@ from nanoeuler_parts.files.corpora import END, files_in, is_corpus, marker_of, s
 from nanoeuler_parts.files.printing import counted, MOST_SILENT, with_progress
 from nanoeuler_parts.files.texts import read_text
 from nanoeuler_parts.files.writing import need_another, refuse_overwrite, replacing
-from nanoeuler_parts.flags import arg, file_name, FORCE, MODEL
+from nanoeuler_parts.flags import ADAPTER, arg, file_name, FORCE, MODEL
+from nanoeuler_parts.lora.files import adapter_for, digest_of, merge_into
 from nanoeuler_parts.machine.threads import most_memory
 from nanoeuler_parts.tuning.examples import (
     answered_in, asked_in, at, columns_of, is_conversation, read_entries, renamed,
@@ -472,7 +473,7 @@ def need_new_report(report, sources, force):
     refuse_overwrite(report, force)
 
 def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, data=(),
-             questions=None, report=None, force=False, **chosen):
+             questions=None, report=None, force=False, adapter=None, **chosen):
     """`eval`: measures a model on texts, on questions, or on both."""
     options = settings(**chosen).check()
     need(data or questions, "expected texts or questions; name them with --data or --questions")
@@ -484,19 +485,24 @@ def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, dat
     if report:
         need_new_report(report, [file, *data, *filter(None, [questions])], force)
     asked, digest = read_questions(questions, options.columns()) if questions else ([], "")
-    speaker = cache(partial(Speaker, file, decoder, options))
+    speaker = cache(partial(Speaker, file, decoder, options, adapter))
     if data or any(q.choices for q in asked):
         c = read_checkpoint(file, moments=False)
+        if adapter:
+            c = merge_into(c, adapter_for(adapter, c.cfg, file))
     else:                                    # a large file takes long to read: once is enough
         c = speaker()
     T, S = window_of(c.cfg, options)
     end = c.tokenizer.specials.get(c.state.eos, -1)      # a text never contains it
     texts, model = read_texts(data, options, c.tokenizer, end), None
-    print(f"{printable(shown_name(file))}: {counted(n_params(c.cfg), 'parameter')}", flush=True)
+    name = shown_name(file) + (f" with {adapter}" if adapter else "")
+    print(f"{printable(name)}: {counted(n_params(c.cfg), 'parameter')}", flush=True)
     if texts or any(q.choices for q in asked):
         engine.ready(options)
         model = engine(c.cfg, c.flat, options=options)
     found = {"model": shown_name(file), "settings": asdict(options)}
+    if adapter:
+        found["adapter"] = {"folder": adapter, "sha256": digest_of(adapter)}
     if texts:
         found["texts"] = measure_texts(model, texts, T, S, end, options)
     if asked:
@@ -513,7 +519,7 @@ def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, dat
         print(f"wrote {printable(report)}")
 
 EVAL_ARGUMENTS = (
-    MODEL,
+    MODEL, ADAPTER,
     arg("--data", nargs="+", action="extend", type=file_name, metavar="TEXT",
         default=argparse.SUPPRESS, help="texts to measure: files, folders or patterns, as in "
         "train; may be given several times"),

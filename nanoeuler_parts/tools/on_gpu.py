@@ -14,7 +14,7 @@ from nanoeuler_parts.chat.sampling import ChatSampling, Sampling
 from nanoeuler_parts.chat.verbs import chat, generate_text, TO_GENERATE
 from nanoeuler_parts.cli import run_verb
 from nanoeuler_parts.files.printing import counted
-from nanoeuler_parts.flags import arg, MODEL, RUN, SHAPE
+from nanoeuler_parts.flags import ADAPTER, arg, MODEL, RUN, SHAPE
 from nanoeuler_parts.gpu.doctor import links_found, nccl_found, report
 from nanoeuler_parts.gpu.place import PLACE
 from nanoeuler_parts.runs import run
@@ -151,7 +151,7 @@ def d_verb(add):
         settings=fields(DpoRun.Options), shape=sft.CONTEXT)
 
 def c_verb(add):
-    add(device_verb(chat, decoder="make_decoder"), MODEL, settings=fields(ChatSampling))
+    add(device_verb(chat, decoder="make_decoder"), MODEL, ADAPTER, settings=fields(ChatSampling))
 
 def eval_verb(add):
     from nanoeuler_parts.tools.evaluation import EVAL_ARGUMENTS, EvalOptions, evaluate

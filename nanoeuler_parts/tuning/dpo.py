@@ -10,9 +10,8 @@ from nanoeuler_parts.files.printing import counted, with_progress
 from nanoeuler_parts.flags import out, RUN
 from nanoeuler_parts.runs.guards import NEW_RUN
 from nanoeuler_parts.runs.options import options_class
-from nanoeuler_parts.runs.start import launch
 from nanoeuler_parts.tuning.sft import (
-    ChecksColumns, CONTEXT, has_chatml, SftRun, start_argument,
+    ChecksColumns, CONTEXT, has_chatml, launch_tuning, SftRun, start_argument,
 )
 
 def dpo_loss(ce, reference, beta):
@@ -137,5 +136,6 @@ class DpoRun(SftRun):
         return f"{self.line.format(**measures)}  {text} of the chosen answers"
 
 def dpo_verb(add):
-    add(partial(launch, DpoRun), start_argument(DpoRun), out("nanoeuler_dpo.bin"), *RUN,
+    default = "nanoeuler_dpo.bin"
+    add(partial(launch_tuning, DpoRun, default), start_argument(DpoRun), out(default), *RUN,
         settings=fields(DpoOptions), shape=CONTEXT)

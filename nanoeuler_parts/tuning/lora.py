@@ -1,0 +1,158 @@
+"""Runs of `sft` and `dpo` with --lora: they train an adapter, and leave the model as it is.
+
+The output is a folder: the adapter in PEFT's format, run.bin to resume from, and the log.
+"""
+import math
+import os
+import shlex
+from dataclasses import replace
+
+import numpy as np
+
+from bpe import need, UserError
+from nanoeuler import most_memory, n_params
+from nanoeuler_parts.checkpoint.bundled import model_path
+from nanoeuler_parts.checkpoint.file import Checkpoint, open_checkpoint, sha256_of
+from nanoeuler_parts.files.printing import counted
+from nanoeuler_parts.files.writing import refuse_overwrite, WriteError
+from nanoeuler_parts.lora.adapter import Lora, n_trained, targets_in
+from nanoeuler_parts.lora.base import base_of_file
+from nanoeuler_parts.lora.files import (
+    checksum_of, CONFIG, is_run, read_run, RUN, WEIGHTS, write_adapter, write_run,
+)
+from nanoeuler_parts.lora.model import Adapted, LoraModel
+from nanoeuler_parts.runs.start import launch
+from nanoeuler_parts.tuning.dpo import DpoRun
+from nanoeuler_parts.tuning.sft import SftRun
+
+SFT_LR, DPO_LR = 2e-3, 1e-4  # default --lr with --lora
+FOLDER = "nanoeuler_lora"    # default --out with --lora
+
+def loaded(file):
+    """(open checkpoint, its Base) of a model that LoRA adapts"""
+    c = open_checkpoint(file)
+    return c, base_of_file(c, checksum_of(file))
+
+class Adapting:
+    """What the runs with LoRA have in common.  Their checkpoints are a run.bin and an adapter.
+    `start.flat` is an Adapted, whose adapter is None in a fresh run."""
+    default_lr = SFT_LR
+
+    def __init__(self, out, start, options, engine=LoraModel):
+        self.base, self.lora, flat = start.flat
+        if self.lora is None:
+            alpha = options.lora_alpha or 2.0 * options.lora
+            self.lora = Lora(options.lora, alpha, targets_in(options.lora_targets))
+            chosen = {} if "lr" in options.given else {"lr": self.default_lr}
+            if hasattr(options, "mtp_weight"):           # auxiliary heads stay as they are
+                chosen["mtp_weight"] = 0.0
+            options = options.derived(**chosen)
+        start = start._replace(flat=Adapted(self.base, self.lora, flat))
+        super().__init__(out, start, options, engine)
+
+    @property
+    def rehearsing_lr(self):
+        return self.default_lr
+
+    def load(self, cfg, tokenizer):
+        data, lora = super().load(cfg, tokenizer), self.lora
+        n = counted(n_trained(cfg, lora), "parameter")
+        data.table.append(("LoRA", f"rank {lora.rank}, alpha {lora.alpha:g}, on "
+                           f"{', '.join(lora.targets)}: {n} to train"))
+        return data
+
+    # ---- files
+    def need_finite_numbers(self, flat, moments):
+        for kind, x in zip(("", " of the first moments", " of the second moments"),
+                           (flat, *moments)):
+            if not math.isfinite(x.sum(dtype=np.float64)):
+                at = int(np.flatnonzero(~np.isfinite(x))[0])
+                raise UserError(f"step {self.step}: a number of the adapter{kind} is {x[at]}; the "
+                                f"run stops here, {self.out} is unchanged; start again with a "
+                                f"lower --lr and another --out")
+
+    def write_file(self, path, flat, moments=()):
+        """Writes run.bin first: it alone holds all that a resumed run needs."""
+        self.need_finite_numbers(flat, moments)
+        cfg, s, sha256 = self.model.cfg, self.state, self.base.sha256
+        try:
+            write_run(path, cfg, self.lora, s, flat, moments, sha256)
+            write_adapter(os.path.dirname(path), cfg, self.lora, flat, s, sha256)
+        except MemoryError as e:
+            raise WriteError(f"cannot write {path}: out of memory ({e}); close other programs"
+                             ) from e
+
+    @staticmethod
+    def read_own(out, file):
+        found = read_run(out)
+        s, file = found.state, file or model_path(found.state.source)
+        need(os.path.isfile(file), f"{file}: No such file; {out} adapts this model; name its file "
+             f"before --resume")
+        need(sha256_of(file) == s.source_sha256, f"{file} is not the model that {out} adapts; name "
+             f"that file before --resume")
+        c, base = loaded(file)
+        adapted = Adapted(base, found.lora, found.flat)
+        return Checkpoint(found.cfg, c.tokenizer, s, adapted, found.moments)
+
+    @staticmethod
+    def read_source(file):
+        c, base = loaded(file)
+        return Checkpoint(c.cfg, c.tokenizer, c.state, Adapted(base, None, None), ())
+
+    @staticmethod
+    def need_memory(cfg):
+        """Rejects a model whose weights do not fit into memory, even as int8."""
+        n, there = n_params(replace(cfg, n_mtp=1)), most_memory()
+        need(n <= there, f"{n:,} parameters need {n / 2**30:,.1f} GiB of memory, this machine or "
+             f"container has {there / 2**30:,.1f} GiB; use a smaller model")
+
+    @staticmethod
+    def shown(out):
+        return os.path.dirname(out)
+
+    @classmethod
+    def names_to_talk(cls, out, state):
+        return f"{shlex.quote(state.source)} --adapter {shlex.quote(cls.shown(out))}"
+
+class SftLora(Adapting, SftRun):
+    """`sft --lora`"""
+
+class DpoLora(Adapting, DpoRun):
+    """`dpo --lora`.  B is zero at first, so the reference, the model at step 0, is the model
+    without its adapter."""
+    default_lr = DPO_LR
+
+RUNS = {SftRun: SftLora, DpoRun: DpoLora}
+
+def folder_of(out, default, resume):
+    """The folder of a run with LoRA.     out: --out, and its default, that of a run without LoRA"""
+    folder = FOLDER if out == default and not resume else out
+    if os.path.basename(folder) == RUN and os.path.isfile(folder):
+        folder = os.path.dirname(folder) or os.curdir
+    need(not os.path.exists(folder) or os.path.isdir(folder), f"{folder} is a file, but --lora "
+         f"writes a folder; choose another --out")
+    return folder
+
+def launch_with_lora(run, default, *, out, resume, force, **chosen):
+    """Starts or resumes a run with LoRA.  A folder that is made for it is removed again if the run
+    is rejected."""
+    folder = folder_of(out, default, resume)
+    need(not chosen.get("keep_best"), "--keep-best: an adapter is saved as it is at the end; use "
+         "--no-keep-best")
+    targets_in(chosen.get("lora_targets", "q"))          # rejects other names
+    is_new = not os.path.isdir(folder)
+    if not resume:
+        os.makedirs(folder, exist_ok=True)
+        for name in (RUN, CONFIG, WEIGHTS):  # perhaps an adapter of another program
+            refuse_overwrite(os.path.join(folder, name), force, "continue it with --resume, choose "
+                             "another --out" if name == RUN else "choose another --out")
+    try:
+        launch(RUNS[run], LoraModel, out=os.path.join(folder, RUN), resume=resume, force=force,
+               **chosen)
+    finally:
+        if is_new and os.path.isdir(folder) and not os.listdir(folder):
+            os.rmdir(folder)
+
+def is_run_with_lora(out):
+    """Does --out name a run with LoRA, to resume?"""
+    return is_run(os.path.join(out, RUN)) or is_run(out)

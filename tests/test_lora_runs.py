@@ -1,0 +1,170 @@
+"""Runs of sft and dpo with --lora: resumed bit for bit, on stored matrices, and what is refused."""
+import hashlib
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from examples import PAIRS, copy_of, write_pairs
+from helpers import nanoeuler, ok, refused, run, signalled, told
+
+import nanoeuler as ne
+from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.files.safetensors import map_tensors
+from nanoeuler_parts.kernels import compile_lora_kernels
+from nanoeuler_parts.lora.files import CONFIG, read_adapter, read_run, WEIGHTS
+from nanoeuler_parts.machine.cpu import DTYPE
+from nanoeuler_parts.machine.threads import most_threads
+
+pytestmark = pytest.mark.cli
+STEPS = 12
+LENGTH = ("--steps", STEPS, "--eval-every", 4, "--save-every", 4, "--warmup", 2, "--holdout", 0.05)
+SFT = ("sft", "nanoeuler.bin", "--data", "add.json", "--batch", 640, "--lora", 4, "--out", "ad",
+       *LENGTH)
+DPO = ("dpo", "nanoeuler.bin", "--data", "pairs.jsonl", "--batch", 640, "--lora", 4,
+       "--lora-alpha", 4, "--lora-targets", "q,v,down", "--out", "ad", *LENGTH)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels():
+    for dtype in {"f32", DTYPE}:
+        compile_lora_kernels(dtype)
+
+
+def left(folder):
+    """All of a run in this folder that must not depend on interruptions"""
+    found = read_run(str(folder / "run.bin"))
+    log = [{key: x for key, x in r.items() if key not in ("ms", "tokens_per_s")}
+           for r in read_log(str(folder / "run.jsonl"))]
+    digests = [hashlib.sha256(x).hexdigest() for x in (found.flat, *found.moments)]
+    cfg = found.cfg
+    assert np.array_equal(read_adapter(str(folder), cfg).flat, found.flat)
+    return found.state.step, found.state.reference, digests, log
+
+
+@pytest.fixture
+def folder(base, tmp_path, monkeypatch):
+    monkeypatch.chdir(write_pairs(copy_of(base, tmp_path), PAIRS))
+    return tmp_path
+
+
+@pytest.mark.parametrize("verb", [SFT, DPO], ids=["sft", "dpo"])
+def test_a_killed_run_resumes_bit_for_bit(verb, folder):
+    """On one thread and then on two; the model stays as it is."""
+    before = (folder / "nanoeuler.bin").read_bytes()
+    said = told(*verb)
+    assert "LoRA" in said and "chat nanoeuler.bin --adapter ad" in said
+    want = left(folder / "ad")
+    assert want[0] == STEPS and bool(want[1]) == (verb is DPO)
+    losses = [r["loss"] for r in want[3] if "lr" in r]
+    assert losses[-1] < losses[0]
+    shutil.rmtree("ad")
+    result = signalled(signal.SIGKILL, 6, *verb, "--threads", 1, cwd=folder, after="record")
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    assert read_run("ad/run.bin").state.step == 4
+    resume = verb[0], "--resume", "--out", "ad"
+    said = ok(signalled(signal.SIGINT, 9, *resume, "--threads", 1, cwd=folder))
+    assert "stopped at step 9 of 12" in said and f"{verb[0]} --resume --out ad\n" in said
+    ok(nanoeuler(*resume, "--threads", min(2, most_threads()), cwd=folder))
+    assert left(folder / "ad") == want
+    said = told(*resume)
+    assert "ad is complete: 12 of 12 steps" in said and "--resume --out ad --steps 24" in said
+    assert (folder / "nanoeuler.bin").read_bytes() == before
+
+
+def test_dpo_begins_with_the_reference(folder):
+    """B is zero: the loss of the first step is ln 2."""
+    run(*DPO[:-len(LENGTH)], "--steps", 1, "--dtype", "f32")
+    first = next(r for r in read_log("ad/run.jsonl") if "lr" in r)
+    assert first["loss"] == pytest.approx(np.log(2), abs=1e-6) and first["margin"] == 0
+
+
+@pytest.mark.parametrize("stored", ["int8", "f32"])
+def test_a_model_is_used_with_its_adapter(stored, folder, capsys):
+    """generate, chat, eval, export --merge and Python; the base may be int8."""
+    file = "nanoeuler.bin"
+    if stored == "int8":
+        run("quantize", "nanoeuler.bin", "small.bin")
+        file = "small.bin"
+    out = told("sft", file, "--data", "add.json", "--lora", 8, "--steps", 30, "--batch", 1280,
+               "--lr", 2e-2, "--out", "ad")
+    assert f"the rest is {dict(f32='float32', int8='int8')[stored]}" in out
+    asked = [dict(instruction="Add 3 and 5.", output="3 plus 5 is 8.")]
+    Path("q.json").write_text(json.dumps(asked), encoding="utf-8")
+    prompt = "Add 3 and 5."
+    greedy = ("--temperature", 0, "--tokens", 12)
+    answers = [told("generate", prompt, file, *more, *greedy)
+               for more in ((), ("--adapter", "ad"), ("--adapter", "ad", "--weights", "f32"))]
+    assert answers[1] == answers[2] != answers[0]
+    model = ne.load(file, adapter="ad", temperature=0.0, tokens=12)
+    assert model.say(prompt) == answers[1].removesuffix("\n") and model.answers
+    assert "with ad" in told("eval", file, "--adapter", "ad", "--questions", "q.json")
+    run("export", file, "hf", "--merge", "ad")
+    run("import", "hf", "merged.bin")
+    merged, own = (ne.read_checkpoint(x) for x in ("merged.bin", file))
+    assert not np.array_equal(merged.flat[:ne.n_params(merged.cfg)], own.flat)
+    assert told("generate", prompt, "merged.bin", *greedy) == answers[1]
+    Path("p.jsonl").write_text(json.dumps("Add 1 and 2.") + "\n", encoding="utf-8")
+    many = ("generate", file, "--file", "p.jsonl", "--out", "o.jsonl", *greedy)
+    run(*many, "--adapter", "ad")
+    refused(capsys, *many, words=["o.jsonl, line 1 is not this model's answer"])
+    run(*many, "--adapter", "ad")
+
+
+def test_the_adapter_knows_its_base(folder, capsys):
+    run(*SFT[:-len(LENGTH)], "--steps", 2)
+    meta, _ = map_tensors("ad/adapter_model.safetensors")
+    assert meta["base_sha256"] == map_tensors("nanoeuler.bin")[0]["sha256"]
+    capsys.readouterr()
+    run("generate", "a", "nanoeuler.bin", "--adapter", "ad", "--tokens", 1)
+    assert "trained on another file" not in capsys.readouterr().err
+    run("quantize", "nanoeuler.bin", "small.bin")
+    run("generate", "a", "small.bin", "--adapter", "ad", "--tokens", 1)
+    assert "ad was trained on another file than small.bin" in capsys.readouterr().err
+    refused(capsys, "generate", "a", "bundled", "--adapter", "ad",
+            words=["layers", "use the model that the adapter was made for"])
+    os.rename("nanoeuler.bin", "other.bin")
+    more = "sft", "--resume", "--out", "ad", "--steps", 3
+    refused(capsys, *more, words=["nanoeuler.bin: No such file; ad/run.bin adapts this model"])
+    refused(capsys, "sft", "small.bin", *more[1:],
+            words=["small.bin is not the model that ad/run.bin adapts"])
+    run("sft", "other.bin", *more[1:])
+    assert read_run("ad/run.bin").state.step == 3
+
+
+def test_what_is_refused(folder, capsys):
+    def check(*args, words):
+        refused(capsys, "sft", "nanoeuler.bin", "--data", "add.json", *args, words=words)
+        assert not os.path.exists("ad")
+
+    check("--lora-alpha", 3, words=["--lora-alpha: it needs --lora; add --lora 16"])
+    check("--lora-targets", "q", words=["--lora-targets: it needs --lora"])
+    for targets, found in (("q,x", "'x'"), (" ", "''")):
+        check("--lora", 4, "--out", "ad", "--lora-targets", targets,
+              words=[f"--lora-targets: expected projections among q, k, v, o, gate, up, down, with "
+                     f"commas between them, found {found}"])
+    check("--lora", 4, "--out", "ad", "--keep-best", words=["--keep-best: an adapter is saved"])
+    check("--lora", 2000, "--out", "ad", words=["--lora: expected 0 to 1024, found 2000"])
+    check("--lora", 4, "--out", "ad", "--row-len", 1, words=["add.json: none of 144 examples"])
+    check("--lora", 4, "--out", "add.json", words=["add.json is a file, but --lora writes a"])
+    run(*SFT[:-len(LENGTH)], "--steps", 1)
+    refused(capsys, *SFT, words=["ad/run.bin exists; continue it with --resume"])
+    resume = "sft", "--resume", "--out", "ad", "--steps", 3
+    refused(capsys, *resume, "--lora", 5, words=["--lora 4, not 5"])
+    refused(capsys, *resume, "--lora-alpha", 5, words=["not 5"])
+    os.remove("ad/run.bin")
+    refused(capsys, *SFT, words=["ad/adapter_config.json exists; choose another --out"])
+    refused(capsys, *resume, "--lora", 4, words=["ad/run.bin: expected a run to resume"])
+    run(*SFT[:-len(LENGTH)], "--steps", 1, "--force")
+
+
+def test_a_damaged_run_is_refused(folder, capsys):
+    run(*SFT[:-len(LENGTH)], "--steps", 1)
+    data = Path("ad/run.bin").read_bytes()
+    Path("ad/run.bin").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    refused(capsys, "sft", "--resume", "--out", "ad", "--steps", 3,
+            words=["ad/run.bin: the checksum does not match"])
+    assert {*os.listdir("ad")} == {"run.bin", "run.jsonl", CONFIG, WEIGHTS}
