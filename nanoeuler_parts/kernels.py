@@ -78,12 +78,35 @@ def compile_lora(dtype="f32"):
     tokens = np.zeros((1, 8), np.int32)
     LoraModel(SPECK, adapted, dtype=PRECISIONS.get(dtype)).run(GRADIENT, tokens, tokens)
 
-def compile_lora_kernels(dtype=DTYPE):
-    """Compiles the passes of a model with LoRA in this dtype, unless the cache has them."""
+def compile_lora_decoding():
+    """Compiles the decoder with adapters for each type of weights."""
+    from nanoeuler_parts.lora.adapter import init_adapter, Lora
+    from nanoeuler_parts.lora.base import random_base
+    from nanoeuler_parts.lora.decoder import LoraDecoder
+    lora = Lora(1, 1.0)
+    for stored in ("f32", "bf16", "int8"):
+        LoraDecoder(random_base(SPECK, stored), [(lora, init_adapter(SPECK, lora, 0))]).step(0)
+
+def lora_decoding_kernels():
+    from nanoeuler_parts.lora.decoder import lora_decode_step
+    kinds = types.float32, types.int32, INT8
+    return {"compile_lora_decoding()": [Compiled(lora_decode_step, "p.wte", x) for x in kinds]}
+
+def compile_lora_decoding_kernels():
+    """Compiles the decoder with adapters, unless the cache has it."""
+    fill_cache(lora_decoding_kernels())
+
+def compile_lora_kernels(dtype=DTYPE, decoding=False):
+    """Compiles the passes of a model with LoRA in this dtype, unless the cache has them.
+    decoding: also what a run needs besides, the decoders and AdamW"""
     from nanoeuler_parts.lora.kernels import run_backward, run_forward, run_head
     kernels = [Compiled(kernel, "s.panel", PANELS[dtype])
                for kernel in (run_forward, run_backward, run_head)]
-    fill_cache({f"compile_lora({dtype!r})": kernels})
+    parts = {f"compile_lora({dtype!r})": kernels}
+    if decoding:
+        updates = f"compile_updates({dtype!r})"
+        parts |= {updates: training_kernels(dtype)[updates], **lora_decoding_kernels()}
+    fill_cache(parts)
 
 def training_kernels(dtype):
     """The kernels of a run in this dtype, and of a chat with its model"""

@@ -21,7 +21,7 @@ from nanoeuler_parts.lora.adapter import (
     tensors_of,
 )
 from nanoeuler_parts.lora.base import Base, base_of_flat, Matrix
-from nanoeuler_parts.lora.model import Adapted, LoraModel, merged_params
+from nanoeuler_parts.lora.model import Adapted, LoraModel
 from nanoeuler_parts.machine.numbers import to_bf16
 
 pytestmark = pytest.mark.unit
@@ -230,16 +230,6 @@ def test_stored_matrices_compute_like_the_same_numbers_in_float32(name, stored, 
     assert same(models, cfg)
     assert models[0].base.nbytes < 0.6 * models[1].base.nbytes
     assert np.array_equal(base.matrix("qkv", 1), ne.views(flat, ne.param_table(cfg)).qkv[1])
-
-
-def test_merged_params_are_the_sum():
-    cfg = CONFIGS["larger than a block"]
-    flat = random_flat(cfg, 1, np.float32)
-    adapter = random_adapter(cfg, LORA, dtype=np.float32)
-    params = merged_params(base_of_flat(cfg, flat), LORA, adapter)
-    got = ne.flat_of(cfg, params)
-    assert np.allclose(got, merged(cfg, flat, LORA, adapter), rtol=1e-5, atol=1e-6)
-    assert not np.array_equal(got, flat)
 
 
 def test_training_lowers_the_loss_and_leaves_the_model_alone():

@@ -14,6 +14,17 @@ from nanoeuler_parts.files.settings import need_setting
 from nanoeuler_parts.lora.files import adapted_params, adapter_for, state_with
 from nanoeuler_parts.machine.threads import fewer_threads
 
+def adapted(c, adapter, decoder, weights):
+    """A decoder of an open checkpoint with an AdapterFile.  On a CPU, matrices that are int8 in the
+    file and in memory stay as they are, because rounding the merged ones would undo most of a small
+    change."""
+    if decoder is Decoder and weights == "int8" == c.matrices:
+        from nanoeuler_parts.lora.base import base_of_file
+        from nanoeuler_parts.lora.decoder import LoraDecoder
+        LoraDecoder.ready()
+        return LoraDecoder(base_of_file(c), [adapter[:2]])
+    return decoder(c.cfg, adapted_params(c, adapter), weights)
+
 # ---- at a terminal, and from Python
 class Speaker:
     """A model with its decoder and its conversation, for `chat` and `generate`.  A chat model
@@ -26,14 +37,13 @@ class Speaker:
         c = open_checkpoint(file)
         decoder.ready()
         own = c.state.weights if c.state.weights in decoder.formats else ""
-        params, state = params_in(c), c.state
+        weights, state = options.weights or own, c.state
         if adapter:
             found = adapter_for(adapter, c.cfg, file)
-            params, state = adapted_params(c, found), state_with(c.state, found)
-            if own == "int8":                # rounding to int8 would undo most of a small change
-                own = ""
+            self.decoder, state = adapted(c, found, decoder, weights), state_with(c.state, found)
+        else:
+            self.decoder = decoder(c.cfg, params_in(c), weights)
         self.options, self.cfg, self.state, self.tokenizer = options, c.cfg, state, c.tokenizer
-        self.decoder = decoder(c.cfg, params, options.weights or own)
         self.template = options.template or state.template
         self.answers = state.kind == "chat" or options.template != ""
         self.end = c.tokenizer.specials.get(state.eos)

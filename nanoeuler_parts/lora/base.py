@@ -14,7 +14,7 @@ from nanoeuler import aligned, FILE_NAMES, param_table, views
 from nanoeuler_parts.checkpoint.tensors import tensor_shapes
 from nanoeuler_parts.files.safetensors import need_finite, need_whole, release_pages
 from nanoeuler_parts.lora.adapter import MATRICES
-from nanoeuler_parts.machine.numbers import from_bf16
+from nanoeuler_parts.machine.numbers import from_bf16, to_bf16
 
 # Of one layer: the bytes of each matrix (N, n K), and a scale (N,) for each of its rows
 LayerWeights = namedtuple("LayerWeights", MATRICES)
@@ -59,6 +59,28 @@ class Base:
         matrices = [x for weights in self.weights for x in weights] + [self.wte.bytes]
         matrices += [] if self.cfg.tie_embeddings else [self.head.bytes]
         return sum(x.nbytes for x in matrices)
+
+def random_base(cfg, stored, seed=0):
+    """A Base of random weights in this format: f32, bf16 or int8"""
+    rng = np.random.default_rng(seed)
+    shapes = {x.name: x.shape for x in param_table(cfg)}
+    dtype = {"f32": np.float32, "bf16": np.uint16, "int8": np.int8}[stored]
+
+    def rows_of(name, i=0):
+        N, K = shapes[name][-2:]
+        w = aligned((N, K), dtype)
+        if stored == "int8":
+            w[...] = rng.integers(-127, 128, (N, K), np.int8)
+            return Matrix(w.view(np.uint8), np.full(N, 0.02 / 64, np.float32))
+        x = np.float32(0.02) * rng.standard_normal((N, K), np.float32)
+        w[...] = to_bf16(x) if stored == "bf16" else x
+        return Matrix(w.view(np.uint8), np.ones(N, np.float32))
+
+    def vector_of(name, l):
+        n = shapes[name][-1]
+        return np.zeros(n, np.float32) if name == "qkv_bias" else np.ones(n, np.float32)
+
+    return Base(cfg, rows_of, vector_of, stored)
 
 def base_of_flat(cfg, flat):
     """The Base of a flat buffer of parameters (N,), float32 or float64.  It shares the memory."""

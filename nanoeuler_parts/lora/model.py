@@ -7,15 +7,15 @@ from numba import get_num_threads
 
 from bpe import need
 from nanoeuler import (
-    adamw_update, aligned, BF16, BR, clipping, constants_of, Decoder, dims_of, DY_COLUMNS, GRADIENT,
-    gradient_norm, KC, length_used, LOSS, Model, most_memory, MR, NB, pack, panel_rows, Params,
-    param_table, PRECISIONS, Stack, tile_width,
+    adamw_update, aligned, BF16, BR, clipping, constants_of, dims_of, DY_COLUMNS, GRADIENT,
+    gradient_norm, KC, length_used, LOSS, Model, most_memory, MR, NB, pack, panel_rows, PRECISIONS,
+    tile_width,
 )
 from nanoeuler_parts.lora.adapter import (
-    adapter_views, delta_of, init_adapter, Lora, MATRICES, n_trained, shape_of, sites_of,
-    tensors_of,
+    adapter_views, init_adapter, Lora, MATRICES, n_trained, shape_of, sites_of,
 )
 from nanoeuler_parts.lora.base import Base
+from nanoeuler_parts.lora.decoder import LoraDecoder
 from nanoeuler_parts.lora.kernels import (
     A_QKV, AdapterGrads, AdapterPanels, B_QKV, embed_rows, GAP, Head, KB, LayerActs, LayerGrads,
     LoraScratch, run_backward, run_forward, run_head, Sizes, Tasks,
@@ -97,35 +97,6 @@ def gradient_tasks(cfg, lora):
                   for n in range(*site.rows, NB)]
     return np.array(tasks, np.int64)
 
-def merged_params(base, lora, flat):
-    """Params whose matrices are W + s B A, each computed when it is read"""
-    found = []
-    deltas = tensors_of(base.cfg, lora, flat)
-
-    def reader(name, i):
-        def read():
-            w = np.array(base.matrix(name, i), np.float32)
-            for target, site in sites_of(base.cfg, lora.rank).items():
-                if site.matrix == name and target in deltas:
-                    a, b = deltas[target]
-                    w[slice(*site.rows)] += delta_of(a[i], b[i], lora.scale)
-            return w
-        return read
-
-    for x in param_table(base.cfg):
-        if x.name in MATRICES:
-            found.append(Stack([reader(x.name, l) for l in range(base.cfg.n_layer)], x.shape[1:]))
-        elif x.name == "wte":
-            found.append(Stack([reader("wte", 0)], x.shape))
-        elif x.name == "lm_head":            # head 0 alone: an adapter learns no other
-            found.append(Stack([reader("lm_head", 0)] * min(1, x.shape[0]), x.shape[1:]))
-        elif x.name == "final_norm":
-            found.append(base.final_norm)
-        else:
-            rows = [getattr(v, x.name) for v in base.vectors]
-            found.append(np.array(rows, np.float32).reshape(x.shape))
-    return Params(*found)
-
 # ---- the model
 class LoraModel:
     """A frozen model with an adapter, and the memory to train the adapter.  It has the methods of
@@ -135,7 +106,7 @@ class LoraModel:
     @staticmethod
     def ready(options=None):
         from nanoeuler_parts.kernels import compile_lora_kernels
-        compile_lora_kernels(options.dtype if options else "f32")
+        compile_lora_kernels(options.dtype if options else "f32", decoding=True)
 
     host = staticmethod(Model.host)
 
@@ -357,9 +328,7 @@ class LoraModel:
 
     def decoder(self):
         """A Decoder of the model with its adapter, whose weights have the format of the base"""
-        stored = self.base.stored
-        return Decoder(self.cfg, merged_params(self.base, self.lora, self.flat),
-                       "bf16" if stored == "int8" else stored)
+        return LoraDecoder(self.base, [(self.lora, self.flat)], self.cfg)
 
     def device(self):
         device = Model.device(self)
