@@ -7,6 +7,7 @@ seed is found again with --only CLASS --seed SEED --n 1, a rendering with --rend
 
     checkpoints   bytes, header, settings, tokenizer and weights changed, mostly with a checksum
                   that fits; then a verb that reads it: info, generate, chat, lens, export, a run
+    adapters      of LoRA: each file of a folder changed, missing, replaced; then a verb with it
     folders       of Hugging Face: every file of one changed, missing, replaced; import, then use
     gguf          bytes, fields, tensors and their types changed; import, then use
     data          texts, examples, preferences, logs, tokenizers, and what is typed into a chat
@@ -76,7 +77,7 @@ from nanoeuler_parts.files import corpora as of_corpora
 from nanoeuler_parts.interchange.gguf import gguf_meta, write_gguf
 from nanoeuler_parts.chat.jinja import marked, render
 from nanoeuler_parts.interchange.tokenizers import gguf_of_tokenizer, SPLIT
-from nanoeuler_parts.kernels import compile_kernels
+from nanoeuler_parts.kernels import compile_kernels, compile_lora_kernels
 from nanoeuler_parts.runs.options import TrainOptions
 from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.tokenizers.families import tokenizer_of_model
@@ -340,6 +341,9 @@ def write_good_files():
     ne.write_checkpoint("few.bin", tiny, few, replace(state, text_sha256=""),
                         of_few, (of_few, of_few * of_few))
     runs("quantize", "chat.bin", "int8.bin")
+    Path("few.json").write_bytes(as_lines([dict(instruction="Add 1 and 1.", output="2")]))
+    runs("sft", "chat.bin", "--data", "few.json", "--lora", 2, "--steps", 1, "--batch", 400,
+         "--out", "adapter", "--threads", 1)
     ne.write_checkpoint("none.bin", none, nothing, ne.State(), random_flat(none, 4, np.float32))
     runs("export", "chat.bin", "hf", "--gguf", "model.gguf")
     for name, parts in OTHERS.items():
@@ -553,6 +557,48 @@ def checkpoints(rng, spoil=True):
     if rng.random() < 0.1:
         return reads(ne.read_checkpoint, str(path))
     return runs(*verb_on(rng, path), "--threads", 1, stdin=TYPED)
+
+
+# ---- adapters
+def spoil_adapter(rng, folder):
+    path = Path(folder, rng.choice(["adapter_config.json", "adapter_config.json",
+                                    "adapter_model.safetensors", "run.bin"]))
+    kind = rng.randrange(12)
+    if kind == 0:
+        path.unlink()
+        rng.choice([lambda: None, lambda: path.mkdir(), lambda: path.symlink_to("/dev/zero"),
+                    lambda: path.symlink_to("nowhere"), lambda: os.mkfifo(path)])()
+    elif kind == 1:
+        path.write_bytes(rng.choice([b"", b"{}", b"[]", b"null", DEEP, b"\xff\xfe", b"\0" * 99]))
+    elif path.suffix == ".json":
+        if kind == 2:
+            return path.write_bytes(spoilt(rng, path.read_bytes()))
+        path.write_text(json.dumps(often_changed(rng, json.loads(path.read_bytes()))),
+                        encoding="utf-8")
+    elif kind < 5:
+        header, data = take_apart(path)
+        meta = header["__metadata__"]
+        key = rng.choice([key for key in ("state", "config", "lora") if key in meta])
+        meta[key] = json.dumps(often_changed(rng, json.loads(meta[key])))
+        checked(header, data, path)
+    else:
+        spoil_weights(rng, path)
+
+
+def adapters(rng, spoil=True):
+    lay("chat.bin", "int8.bin", "few.bin", "few.json", "questions.jsonl", "adapter/")
+    if spoil:
+        spoil_adapter(rng, Path("adapter"))
+    base = rng.choice(["chat.bin", "chat.bin", "int8.bin", *(["few.bin"] if spoil else [])])
+    used = "--adapter", rng.choice(["adapter", "adapter", *(["few.json", "."] if spoil else [])])
+    verbs = [("generate", rng.choice(PROMPTS[:1] if not spoil else PROMPTS), base, *used,
+              "--tokens", rng.choice([0, 1, 3]), "--weights", rng.choice(["f32", "bf16", "int8"])),
+             ("chat", base, *used, "--tokens", 2),
+             ("eval", base, *used, "--questions", "questions.jsonl", "--tokens", 2),
+             ("export", base, "to", "--merge", used[1]),
+             ("sft", "--resume", "--out", "adapter", "--steps", 2),
+             ("sft", "--resume", "--out", "adapter", "--steps", 2)]
+    return runs(*rng.choice(verbs), "--threads", 1, stdin=TYPED)
 
 
 # ---- Hugging Face folders and GGUF files
@@ -1323,9 +1369,9 @@ def rendering(seed):
 
 
 # ---- all of them
-CLASSES = {"checkpoints": checkpoints, "folders": folders, "gguf": gguf_files, "data": data_files,
-           "tokenizers": families, "corpora": corpora, "questions": questions,
-           "commands": commands, "templates": templates}
+CLASSES = {"checkpoints": checkpoints, "adapters": adapters, "folders": folders,
+           "gguf": gguf_files, "data": data_files, "tokenizers": families, "corpora": corpora,
+           "questions": questions, "commands": commands, "templates": templates}
 Result = namedtuple("Result", "counts findings seconds")         # findings: {what: seeds}
 
 
@@ -1368,6 +1414,7 @@ def prepared():
     example out would read thousands of the default data for some that fit into its short rows."""
     threads = numba.get_num_threads()
     compile_kernels()
+    compile_lora_kernels(decoding=True)
     with (mock.patch("nanoeuler_parts.kernels.fill_cache", lambda needed: None),
           mock.patch("nanoeuler_parts.tuning.sft.read_entries",
                      lambda path: (read_entries(path)[0][:50], None)),

@@ -280,7 +280,7 @@ MUTANTS = {
     "u of another projection": ("u[:, u0:u0 + rank]", "u[:, :rank]"),
     "v A left out": ("tile(columns, columns, v, right, m, 0, 1)",
                      "tile(columns, columns, 0 * v, right, m, 0, 1)"),
-    "a panel of other columns": ("right = a[i:i + 1]", "right = a[:1]"),
+    "a panel of other columns": ("right = a[k0 // width:k0 // width + 1]", "right = a[:1]"),
     "terms of a sum left out": ("for n0 in range(0, N, KB):", "for n0 in range(0, N - KB, KB):"),
     "a sum begun anew": ("tile(columns, columns, part, right, m, 0, 1 if n0 else 0)",
                          "tile(columns, columns, part, right, m, 0, 0)"),

@@ -115,4 +115,5 @@ def init_adapter(cfg, lora, seed, dtype=np.float32):
 
 def delta_of(a, b, scale):
     """s B A (N, K), which an adapter adds to W     a (r, K), b (N, r)"""
-    return np.float32(scale) * (b @ a)
+    with np.errstate(over="ignore", invalid="ignore"):   # who samples from the logits reports it
+        return np.float32(scale) * (b @ a)

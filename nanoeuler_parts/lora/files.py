@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bpe import need, note, read_bytes, reading, UserError
+from bpe import need, note, read_bytes, reading, regular, UserError
 from nanoeuler import aligned, Config, Params, Stack
 from nanoeuler_parts.checkpoint.bundled import shown_name
 from nanoeuler_parts.checkpoint.file import params_in, REFERENCE, sha256_of
@@ -168,9 +168,9 @@ class RunFile(NamedTuple):
 def is_run(path):
     """Does the file begin as a run.bin?"""
     try:
-        with open(path, "rb") as f:
+        with open(path, "rb", opener=regular) as f:
             return f'{{"__metadata__":{{"format":"{FORMAT}"'.encode() in f.read(64)
-    except OSError:
+    except (OSError, UserError):             # no file, or a pipe
         return False
 
 def read_run(path):
@@ -229,6 +229,7 @@ def adapted_params(c, adapter):
             for target, (a, b) in deltas.items():
                 if sites[target].matrix == name:
                     w[slice(*sites[target].rows)] += delta_of(a[l], b[l], adapter.lora.scale)
+            need_finite(f"layer {l}, {name} with its adapter: ", w)
             return w
         return matrix
 
@@ -246,4 +247,5 @@ def merge_into(c, adapter):
         for l in range(c.cfg.n_layer):
             w = tensors[f"model.layers.{l}.{PROJECTIONS[target][1]}.weight"]
             w += delta_of(a[l], b[l], adapter.lora.scale)
+            need_finite(f"layer {l}, {target} with its adapter: ", w)
     return c._replace(state=state_with(c.state, adapter), moments=())

@@ -40,6 +40,7 @@ jit = bpe.jit(files=OUR_FILES, **OPTIONS)
 jit_parallel = bpe.jit(files=OUR_FILES, parallel=True, **OPTIONS)
 
 KB = 1024            # terms of a sum for which a panel of W is packed at once: it stays in L2
+TOGETHER = 4         # panels of a backward product for which a part of dy is read once
 GAP = 16             # entries between the rows of a block, so that they use different sets of L1
 PARTS = 4            # parts of a loop for each thread: a thread that is slowed down takes fewer
 
@@ -137,22 +138,27 @@ def product(team, out, base, add, x, w, scale, tasks, u, bt, rank, s):
 @jit
 def product_backward(team, dx, dy, w, scale, v, a, rank, s):
     """dx = dy W + v A     dx (M, K), dy (M, N) and v (M, n r) operands, w bytes of W (N, K), a: A
-    in panels.  With rank 0 there is no v A."""
+    in panels.  With rank 0 there is no v A.
+    dy may be larger than the cache: of the logits it has M V numbers.  So TOGETHER panels use a
+    part of it before the next part is read."""
     (M, K), N, width = dx.shape, dy.shape[1], s.panel.shape[2]
     size = w.shape[1] // K
-    for i in each(team, (K + width - 1) // width):
-        k0, k1 = i * width, min(K, (i + 1) * width)
-        columns = dx[:, k0:k1]
+    for k_first, k_end in shared(team, K, TOGETHER * width):
         for n0 in range(0, N, KB):
             n1 = min(N, n0 + KB)
-            pack_of_columns(s.panel, s.block, w, scale, size, n0, n1, k0, k1)
             part, right = dy[:, n0:n1], s.panel[:, :panel_rows(n1 - n0, s.panel.dtype)]
-            for m in range(0, M, MR):
-                tile(columns, columns, part, right, m, 0, 1 if n0 else 0)
+            for k0 in range(k_first, k_end, width):
+                k1 = min(k_end, k0 + width)
+                columns = dx[:, k0:k1]
+                pack_of_columns(s.panel, s.block, w, scale, size, n0, n1, k0, k1)
+                for m in range(0, M, MR):
+                    tile(columns, columns, part, right, m, 0, 1 if n0 else 0)
         if rank:
-            right = a[i:i + 1]
-            for m in range(0, M, MR):
-                tile(columns, columns, v, right, m, 0, 1)
+            for k0 in range(k_first, k_end, width):
+                columns = dx[:, k0:min(k_end, k0 + width)]
+                right = a[k0 // width:k0 // width + 1]
+                for m in range(0, M, MR):
+                    tile(columns, columns, v, right, m, 0, 1)
 
 # ---- rows of A and B
 @jit

@@ -23,7 +23,7 @@ from nanoeuler_parts.lora.kernels import (
 
 A_COLUMNS = 256      # columns of dA in one task
 FEWEST_ROWS = 512    # rows of a micro-batch, if there are so many: each packs all of W anew
-MOST_ROOM = 1 << 30  # bytes of activations that are kept; those of further layers are recomputed
+MOST_ROOM = 3 << 28  # bytes of activations that are kept; those of further layers are recomputed
 LOGITS = 1 << 26     # numbers of logits that are held at once
 
 # The arrays of LayerActs, LayerGrads, LoraScratch and Head that hold operands of products
@@ -327,7 +327,9 @@ class LoraModel:
         return self.flat, self.m, self.v
 
     def decoder(self):
-        """A Decoder of the model with its adapter, whose weights have the format of the base"""
+        """A Decoder of the model with its adapter, whose weights have the format of the base.  It
+        may take as much memory as the activations, which are freed."""
+        self.x = self.acts = self.d = self.scratch = self.shape = None
         return LoraDecoder(self.base, [(self.lora, self.flat)], self.cfg)
 
     def device(self):
