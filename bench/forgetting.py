@@ -1,6 +1,6 @@
 """How much does the bundled model forget when it learns ten new answers?
 
-    python bench/forgetting.py [flags of sft, such as --rehearse 0 --lr 2e-3]
+    python bench/forgetting.py [flags of sft, such as --rehearse 0 --lr 2e-3, or --lora 16]
 
 Takes 200 old questions that the bundled model answers right, word for word: 100 instructions and
 100 everyday conversations, the first ones in the order of their hashes.  Then it runs
@@ -34,8 +34,8 @@ NEW = [("Where is the key to the boathouse?", "It hangs behind the blue door."),
        ("What do we sing at the harbour party?", "The song about the seven herrings.")]
 
 
-def answers(model, questions):
-    speaker = ne.load(model, weights="f32")
+def answers(model, questions, adapter=None):
+    speaker = ne.load(model, weights="f32", adapter=adapter)
     return [r.answer for r in speaker.generate(questions, temperature=0.0, tokens=120)]
 
 
@@ -60,13 +60,15 @@ def main():
     sets = {name: old_questions(name) for name in (ALL_INSTRUCTIONS, EVERYDAY)}
     examples = [{"instruction": question, "output": answer} for question, answer in NEW]
     (folder / "new.json").write_text(json.dumps(examples, indent=1), encoding="utf-8")
-    out = str(folder / "tuned.bin")
+    with_lora = any(word.startswith("--lora") for word in sys.argv[1:])
+    out = str(folder / ("adapter" if with_lora else "tuned.bin"))
+    tuned = ("bundled", out) if with_lora else (out, None)
     command = [sys.executable, str(ROOT / "nanoeuler.py"), "sft", "bundled", "--data",
                str(folder / "new.json"), "--epochs", "60", "--out", out, "--force", *sys.argv[1:]]
     subprocess.run(command, check=True)
     print()
     for name, cards in {**sets, "new questions": NEW}.items():
-        said = answers(out, [question for question, _ in cards])
+        said = answers(tuned[0], [question for question, _ in cards], tuned[1])
         right = sum(text == answer for text, (_, answer) in zip(said, cards))
         print(f"{name}: {right} of {len(cards)} right after the run")
 

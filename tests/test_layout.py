@@ -136,7 +136,8 @@ UPWARD = {
     ("bpe", "Tokenizer", "tokenizers"),
     ("nanoeuler", "Model", "kernels"), ("nanoeuler", "Decoder", "kernels"),
     ("nanoeuler", "main", "cli"),
-    ("kernels", "compile_lora", "lora"), ("kernels", "compile_lora_kernels", "lora"),
+    *(("kernels", name, "lora") for name in (
+        "compile_lora", "compile_lora_decoding", "lora_decoding_kernels", "compile_lora_kernels")),
     ("chat.terminal", "conversation_in", "tuning"),      # /load reads the files of `sft`
     *(("tools.on_gpu", name, "nanoeuler_cuda")           # when its verb runs
       for name in ("device_verb", "self_tests", "gradient_check", "ladder", "training_verb",
