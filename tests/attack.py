@@ -7,7 +7,8 @@ seed is found again with --only CLASS --seed SEED --n 1, a rendering with --rend
 
     checkpoints   bytes, header, settings, tokenizer and weights changed, mostly with a checksum
                   that fits; then a verb that reads it: info, generate, chat, lens, export, a run
-    adapters      of LoRA: each file of a folder changed, missing, replaced; then a verb with it
+    adapters      of LoRA: each file of a folder changed, missing, replaced, a link to a file of the
+                  user, which must stay as it is; then a verb with it
     folders       of Hugging Face: every file of one changed, missing, replaced; import, then use
     gguf          bytes, fields, tensors and their types changed; import, then use
     data          texts, examples, preferences, logs, tokenizers, and what is typed into a chat
@@ -560,13 +561,16 @@ def checkpoints(rng, spoil=True):
 
 
 # ---- adapters
+OF_THE_USER = Path("../few.json")            # beside the folder of the adapter
+
+
 def spoil_adapter(rng, folder):
     path = Path(folder, rng.choice(["adapter_config.json", "adapter_config.json",
                                     "adapter_model.safetensors", "run.bin"]))
     kind = rng.randrange(12)
     if kind == 0:
         path.unlink()
-        rng.choice([lambda: None, lambda: path.mkdir(), lambda: path.symlink_to("/dev/zero"),
+        rng.choice([lambda: None, lambda: path.mkdir(), lambda: path.symlink_to(OF_THE_USER),
                     lambda: path.symlink_to("nowhere"), lambda: os.mkfifo(path)])()
     elif kind == 1:
         path.write_bytes(rng.choice([b"", b"{}", b"[]", b"null", DEEP, b"\xff\xfe", b"\0" * 99]))
@@ -598,7 +602,11 @@ def adapters(rng, spoil=True):
              ("export", base, "to", "--merge", used[1]),
              ("sft", "--resume", "--out", "adapter", "--steps", 2),
              ("sft", "--resume", "--out", "adapter", "--steps", 2)]
-    return runs(*rng.choice(verbs), "--threads", 1, stdin=TYPED)
+    before = Path("few.json").read_bytes()
+    done = runs(*rng.choice(verbs), "--threads", 1, stdin=TYPED)
+    if Path("few.json").read_bytes() != before or Path("nowhere").exists():
+        raise Crashed("a file is written where a link of the adapter leads")
+    return done
 
 
 # ---- Hugging Face folders and GGUF files

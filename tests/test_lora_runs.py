@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from examples import PAIRS, copy_of, write_pairs
-from helpers import nanoeuler, ok, refused, run, signalled, told
+from helpers import TEXT, nanoeuler, ok, refused, run, signalled, told
 
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
@@ -24,6 +24,8 @@ STEPS = 12
 LENGTH = ("--steps", STEPS, "--eval-every", 4, "--save-every", 4, "--warmup", 2, "--holdout", 0.05)
 SFT = ("sft", "nanoeuler.bin", "--data", "add.json", "--batch", 640, "--lora", 4, "--out", "ad",
        *LENGTH)
+TRAIN = ("train", "--init", "nanoeuler.bin", "--data", "text.txt", "--batch", 640, "--lora", 4,
+         "--out", "ad", *LENGTH)
 DPO = ("dpo", "nanoeuler.bin", "--data", "pairs.jsonl", "--batch", 640, "--lora", 4,
        "--lora-alpha", 4, "--lora-targets", "q,v,down", "--out", "ad", *LENGTH)
 
@@ -48,10 +50,11 @@ def left(folder):
 @pytest.fixture
 def folder(base, tmp_path, monkeypatch):
     monkeypatch.chdir(write_pairs(copy_of(base, tmp_path), PAIRS))
+    Path("text.txt").write_bytes(TEXT.read_bytes()[:20_000])
     return tmp_path
 
 
-@pytest.mark.parametrize("verb", [SFT, DPO], ids=["sft", "dpo"])
+@pytest.mark.parametrize("verb", [SFT, DPO, TRAIN], ids=["sft", "dpo", "train"])
 def test_a_killed_run_resumes_bit_for_bit(verb, folder):
     """On one thread and then on two; the model stays as it is."""
     before = (folder / "nanoeuler.bin").read_bytes()
@@ -140,8 +143,8 @@ def test_what_is_refused(folder, capsys):
         refused(capsys, "sft", "nanoeuler.bin", "--data", "add.json", *args, words=words)
         assert not os.path.exists("ad")
 
-    check("--lora-alpha", 3, words=["--lora-alpha: it needs --lora; add --lora 16"])
-    check("--lora-targets", "q", words=["--lora-targets: it needs --lora"])
+    check("--lora-alpha", 3, words=["--lora-alpha: expected --lora beside it"])
+    check("--lora-targets", "q", words=["--lora-targets: expected --lora beside it, found none"])
     for targets, found in (("q,x", "'x'"), (" ", "''")):
         check("--lora", 4, "--out", "ad", "--lora-targets", targets,
               words=[f"--lora-targets: expected projections among q, k, v, o, gate, up, down, with "
@@ -155,10 +158,33 @@ def test_what_is_refused(folder, capsys):
     resume = "sft", "--resume", "--out", "ad", "--steps", 3
     refused(capsys, *resume, "--lora", 5, words=["--lora 4, not 5"])
     refused(capsys, *resume, "--lora-alpha", 5, words=["not 5"])
+    refused(capsys, "train", "--data", "text.txt", "--lora", 4, "--out", "other",
+            words=["--lora: expected a model to adapt, found none; name it with --init"])
+    refused(capsys, *TRAIN, "--out", "other", "--optimizer", "muon",
+            words=["--optimizer: LoRA learns with AdamW"])
+    assert not os.path.exists("other")
     os.remove("ad/run.bin")
     refused(capsys, *SFT, words=["ad/adapter_config.json exists; choose another --out"])
     refused(capsys, *resume, "--lora", 4, words=["ad/run.bin: expected a run to resume"])
     run(*SFT[:-len(LENGTH)], "--steps", 1, "--force")
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS, "run.bin", "run.jsonl"])
+def test_nothing_is_written_where_a_link_leads(name, folder, capsys):
+    """The folder may come from elsewhere: a file of the user would be replaced."""
+    run(*SFT[:-len(LENGTH)], "--steps", 1)
+    own = Path("own")
+    shutil.copy(f"ad/{name}", own)
+    os.remove(f"ad/{name}")
+    before = own.read_bytes()
+    for target in own.absolute(), Path("ad/nowhere").absolute():
+        Path(f"ad/{name}").symlink_to(target)
+        for args in (("sft", "--resume", "--out", "ad", "--steps", 3), (*SFT, "--force")):
+            said = refused(capsys, *args, words=["ad"])
+            # a folder without a run is none of a run with LoRA
+            assert f"ad/{name} is a link, or not a regular file" in said or name == "run.bin"
+        os.remove(f"ad/{name}")
+    assert own.read_bytes() == before and not os.path.exists("ad/nowhere")
 
 
 def test_a_damaged_run_is_refused(folder, capsys):

@@ -32,7 +32,8 @@ from nanoeuler_parts.lora.adapter import (
 )
 from nanoeuler_parts.machine.numbers import from_bf16
 
-CONFIG, WEIGHTS, RUN = "adapter_config.json", "adapter_model.safetensors", "run.bin"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+RUN, LOG = "run.bin", "run.jsonl"
 FORMAT = "nanoeuler-lora"    # of run.bin, in its metadata
 REMEDY = "free space or choose another --out"
 NOT_ADAPTER = "name the folder of a LoRA adapter, as `sft --lora` or PEFT writes it"
@@ -61,8 +62,18 @@ def checksum_of(file):
     return read_meta(file).get("sha256", "")
 
 # ---- writing
+def need_plain_files(folder):
+    """Rejects links and devices in place of the files that a run writes into its folder.  Another
+    program may have made the folder, and a file is replaced where its link leads."""
+    for name in (CONFIG, WEIGHTS, RUN, LOG):
+        path = os.path.join(folder, name)
+        is_plain = not os.path.islink(path) and (not os.path.exists(path) or os.path.isfile(path))
+        need(is_plain, f"{path} is a link, or not a regular file, so nothing is written there; "
+             f"remove it, or choose another --out")
+
 def write_adapter(folder, cfg, lora, flat, state, base_sha256):
     """Writes adapter_model.safetensors and adapter_config.json."""
+    need_plain_files(folder)
     meta = {"format": "pt", "base_sha256": base_sha256, "state": json.dumps(state.written())}
     tensors = {name: np.ascontiguousarray(x, "<f4")
                for name, x in peft_tensors(cfg, lora, flat).items()}
@@ -77,6 +88,7 @@ def write_adapter(folder, cfg, lora, flat, state, base_sha256):
 
 def write_run(path, cfg, lora, state, flat, moments, base_sha256):
     """Writes run.bin, from which a run resumes."""
+    need_plain_files(os.path.dirname(path))
     meta = {"format": FORMAT, "config": json.dumps(cfg.written()),
             "lora": json.dumps(lora._asdict()), "state": json.dumps(state.written()),
             "base_sha256": base_sha256}

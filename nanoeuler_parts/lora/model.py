@@ -23,7 +23,7 @@ from nanoeuler_parts.lora.kernels import (
 
 A_COLUMNS = 256      # columns of dA in one task
 FEWEST_ROWS = 512    # rows of a micro-batch, if there are so many: each packs all of W anew
-MOST_ROOM = 1 << 29  # bytes of activations that are kept; those of further layers are recomputed
+MOST_ROOM = 3 << 28  # bytes of activations that are kept; those of further layers are recomputed
 LOGITS = 1 << 26     # numbers of logits that are held at once
 
 # The arrays of LayerActs, LayerGrads, LoraScratch and Head that hold operands of products

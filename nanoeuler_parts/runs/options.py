@@ -136,13 +136,13 @@ OPTIONS = [
            "rehearse only if the flag is given: their own answers, sampled before the first step"),
 
     # LoRA
-    Option("lora", int, (0, 1024), {"sft dpo": 0},
+    Option("lora", int, (0, 1024), {ON_CPU: 0},
            "rank of LoRA: train two matrices of this rank beside each matrix of the layers, and "
            "write an adapter, a folder in PEFT's format; 0: train all weights"),
-    Option("lora_alpha", float, (0, 1e6), {"sft dpo": 0.0},
+    Option("lora_alpha", float, (0, 1e6), {ON_CPU: 0.0},
            "scale of LoRA: the product of its two matrices is multiplied by alpha / rank; 0: "
            "twice the rank"),
-    Option("lora_targets", str, ANY, {"sft dpo": "q,k,v,o,gate,up,down"},
+    Option("lora_targets", str, ANY, {ON_CPU: "q,k,v,o,gate,up,down"},
            "projections that LoRA adapts, with commas between them"),
 
     # The loss and the schedule

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, replace
 from functools import partial
 
 from bpe import need, note, printable, reading, UserError
-from nanoeuler import Model, MUON_SETTINGS, PRESETS
+from nanoeuler import Model, MUON_SETTINGS, need_setting, PRESETS
 from nanoeuler_parts.chat.models import models_in, MOST_MODELS
 from nanoeuler_parts.checkpoint.bundled import beside_program, BUNDLED, shown_name
 from nanoeuler_parts.checkpoint.file import begins_as_checkpoint, Checkpoint, sha256_of
@@ -32,7 +32,8 @@ LENGTH = {"steps", "minutes", "epochs"}
 # ENGINE_SETTINGS: settings that only some engines have.
 # FREE: settings that --resume may change: length, machine, the path of the data, and what is saved
 # and logged besides.
-ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul", "gpus", "recompute"}
+ENGINE_SETTINGS = {"optimizer", *MUON_SETTINGS, "matmul", "gpus", "recompute", "lora", "lora_alpha",
+                   "lora_targets"}
 FREE = {*LENGTH, "data", "micro_batch", "gpus", "recompute", "keep_best", "log_to"}
 # A preset named with --resume need not match the run in these fields
 PRESET_MAY_DIFFER = {"seq_len", "vocab_size", "n_mtp"}
@@ -311,4 +312,18 @@ def launch_training(run, preset=None, data=(), named=None, **chosen):
     preset = preset or named
     if data and data[-1] in PRESETS and not preset and not os.path.exists(data[-1]):
         *data, preset = data
-    launch(run, preset=preset, **chosen, **({"data": data} if data else {}))
+    launch_any(run, "nanoeuler.bin", preset=preset, **chosen, **({"data": data} if data else {}))
+
+def launch_any(run, default, *, out, resume, lora=0, **chosen):
+    """Starts or resumes a run, with LoRA if --lora is given or the run to resume has it.
+    default: of --out"""
+    if lora or resume:
+        from nanoeuler_parts.tuning.lora import is_run_with_lora, launch_with_lora
+        if lora:
+            chosen["lora"] = lora
+        if lora or is_run_with_lora(out):
+            return launch_with_lora(run, default, out=out, resume=resume, **chosen)
+    for name in ("lora_alpha", "lora_targets"):
+        need_setting(name not in chosen, name, "expected {lora} beside it, found none; add {lora} "
+                     "16, or drop it")
+    return launch(run, out=out, resume=resume, **chosen)

@@ -10,8 +10,9 @@ from nanoeuler_parts.files.printing import counted, with_progress
 from nanoeuler_parts.flags import out, RUN
 from nanoeuler_parts.runs.guards import NEW_RUN
 from nanoeuler_parts.runs.options import options_class
+from nanoeuler_parts.runs.start import launch_any
 from nanoeuler_parts.tuning.sft import (
-    ChecksColumns, CONTEXT, has_chatml, launch_tuning, SftRun, start_argument,
+    ChecksColumns, CONTEXT, has_chatml, SftRun, start_argument,
 )
 
 def dpo_loss(ce, reference, beta):
@@ -137,5 +138,5 @@ class DpoRun(SftRun):
 
 def dpo_verb(add):
     default = "nanoeuler_dpo.bin"
-    add(partial(launch_tuning, DpoRun, default), start_argument(DpoRun), out(default), *RUN,
+    add(partial(launch_any, DpoRun, default), start_argument(DpoRun), out(default), *RUN,
         settings=fields(DpoOptions), shape=CONTEXT)

@@ -1,4 +1,5 @@
-"""Runs of `sft` and `dpo` with --lora: they train an adapter, and leave the model as it is.
+"""Runs of `train --init`, `sft` and `dpo` with --lora: they train an adapter, and leave the model
+as it is.
 
 The output is a folder: the adapter in PEFT's format, run.bin to resume from, and the log.
 """
@@ -10,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from bpe import need, UserError
-from nanoeuler import most_memory, n_params
+from nanoeuler import most_memory, n_params, need_setting
 from nanoeuler_parts.checkpoint.bundled import model_path
 from nanoeuler_parts.checkpoint.file import Checkpoint, open_checkpoint, sha256_of
 from nanoeuler_parts.files.printing import counted
@@ -18,9 +19,10 @@ from nanoeuler_parts.files.writing import refuse_overwrite, WriteError
 from nanoeuler_parts.lora.adapter import Lora, n_trained, targets_in
 from nanoeuler_parts.lora.base import base_of_file
 from nanoeuler_parts.lora.files import (
-    checksum_of, CONFIG, is_run, read_run, RUN, WEIGHTS, write_adapter, write_run,
+    checksum_of, CONFIG, is_run, need_plain_files, read_run, RUN, WEIGHTS, write_adapter, write_run,
 )
 from nanoeuler_parts.lora.model import Adapted, LoraModel
+from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.runs.start import launch
 from nanoeuler_parts.tuning.dpo import DpoRun
 from nanoeuler_parts.tuning.sft import SftRun
@@ -122,7 +124,10 @@ class DpoLora(Adapting, DpoRun):
     without its adapter."""
     default_lr = DPO_LR
 
-RUNS = {SftRun: SftLora, DpoRun: DpoLora}
+class TrainLora(Adapting, Run):
+    """`train --init FILE --lora`"""
+
+RUNS = {Run: TrainLora, SftRun: SftLora, DpoRun: DpoLora}
 
 def folder_of(out, default, resume):
     """The folder of a run with LoRA.     out: --out, and its default, that of a run without LoRA"""
@@ -140,6 +145,12 @@ def launch_with_lora(run, default, *, out, resume, force, **chosen):
     need(not chosen.get("keep_best"), "--keep-best: an adapter is saved as it is at the end; use "
          "--no-keep-best")
     targets_in(chosen.get("lora_targets", "q"))          # rejects other names
+    if run is Run:
+        need_setting(resume or "file" in chosen, "lora", "expected a model to adapt, found none; "
+                     "name it with --init")
+        chosen.setdefault("optimizer", "adamw")
+        need(chosen["optimizer"] == "adamw", "--optimizer: LoRA learns with AdamW; drop the flag")
+    need_plain_files(folder)
     is_new = not os.path.isdir(folder)
     if not resume:
         os.makedirs(folder, exist_ok=True)

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from bpe import need
-from nanoeuler import CHATML, CHATML_TOKENS, need_setting
+from nanoeuler import CHATML, CHATML_TOKENS
 from nanoeuler_parts.chat.templates import (
     alpaca_instruction, chat_ids, default_system, ends_of, is_alpaca, is_chatml,
 )
@@ -23,7 +23,7 @@ from nanoeuler_parts.runs.data import DataSet, Validation
 from nanoeuler_parts.runs.guards import need_data, NEW_RUN
 from nanoeuler_parts.runs.options import options_class
 from nanoeuler_parts.runs.run import ESTIMATE, FEWEST, Run
-from nanoeuler_parts.runs.start import launch
+from nanoeuler_parts.runs.start import launch_any
 from nanoeuler_parts.tuning.examples import (
     answered_in, asked_in, columns_of, content_of, cut_versions, held_out, is_conversation,
     prompt_of, question_hash, read_entries, read_file,
@@ -514,20 +514,7 @@ class SftRun(Run):
         return (f"{data.held} question and the answer:\n> {e['instruction']} {e['input']}\n"
                 f"{self.continuation(n, asked, temperature=0.0)}")
 
-def launch_tuning(run, default, *, out, resume, lora=0, **chosen):
-    """Starts or resumes a run, with LoRA if --lora is given or the run to resume has it.
-    default: of --out"""
-    if lora or resume:
-        from nanoeuler_parts.tuning.lora import is_run_with_lora, launch_with_lora
-        if lora:
-            chosen["lora"] = lora
-        if lora or is_run_with_lora(out):
-            return launch_with_lora(run, default, out=out, resume=resume, **chosen)
-    for name in ("lora_alpha", "lora_targets"):
-        need_setting(name not in chosen, name, "it needs {lora}; add {lora} 16, or drop it")
-    return launch(run, out=out, resume=resume, **chosen)
-
 def sft_verb(add):
     default = "nanoeuler_chat.bin"
-    add(partial(launch_tuning, SftRun, default), start_argument(SftRun), out(default), *RUN,
+    add(partial(launch_any, SftRun, default), start_argument(SftRun), out(default), *RUN,
         settings=fields(SftOptions), shape=CONTEXT)
