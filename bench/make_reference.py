@@ -20,7 +20,8 @@ MACHINE = "depends on the machine"
 START = """# Reference: every verb and flag
 
 This page is generated from the programs by `python bench/make_reference.py --write`. The same text
-is printed by `--help` of each verb.
+is printed by `--help` of each verb. Where a verb has many flags, `--help` shows the common ones,
+and `--help-all` all of them.
 
 A flag may be shortened as long as it stays unique. Files may stand before or after flags. `-` as a
 prompt reads standard input. `--` ends the flags. Exit codes: 0 done, 1 a self-test failed, 2 an
@@ -75,7 +76,7 @@ def row(program, verb, action):
 
 def table(program, verb, parser):
     """Arguments first, then flags, each in the order of `--help`."""
-    actions = [a for a in parser._actions if "-h" not in a.option_strings]
+    actions = [a for a in parser._actions if not {"-h", "--help-all"} & {*a.option_strings}]
     actions.sort(key=lambda a: bool(a.option_strings))
     head = ["| | effect | default |", "|---|---|---|"]
     return [*head, *(row(program, verb, action) for action in actions)]

@@ -17,7 +17,8 @@ import numba
 from bpe import need, printable, UserError
 from nanoeuler import __version__
 from nanoeuler_parts.files.errors import problem
-from nanoeuler_parts.flags import flag, THREADS
+from nanoeuler_parts.flags import flag, THREADS, typed
+from nanoeuler_parts.help import COMMON, EXAMPLES, GROUP_OF, GROUPS, MOST_SHOWN, SELDOM
 from nanoeuler_parts.machine.threads import use_threads
 
 # (name of a verb, the module that declares its arguments, help)
@@ -66,6 +67,28 @@ PLAIN_ERRORS = [
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are UserErrors of one line, as everywhere in this program"""
     flags = ("--help",)                      # all flags of the verb
+    common = None                            # the flags that --help shows; None: all
+
+    def group(self, name):
+        """The group of arguments that shows this flag"""
+        title = GROUP_OF.get(name)
+        found = [group for group in self._action_groups if group.title == title]
+        return found[0] if found else self.add_argument_group(title) if title else self
+
+    def format_help(self):
+        """The help of all flags, or of the common ones"""
+        hidden = []
+        if self.common:
+            hidden = [action for action in self._actions if action.option_strings
+                      and not self.common & {*action.option_strings}]
+        texts = [action.help for action in hidden]
+        for action in hidden:
+            action.help = argparse.SUPPRESS
+        self._action_groups.sort(key=lambda group: TITLES.get(group.title, -1))
+        said = super().format_help()
+        for action, text in zip(hidden, texts):
+            action.help = text
+        return said
 
     def error(self, message):
         said = message
@@ -93,6 +116,22 @@ class Parser(argparse.ArgumentParser):
                 near = difflib.get_close_matches(name, self.flags, n=1, cutoff=0.7)
                 self.error(f"unknown flag {name}" + "".join(f" (did you mean {x}?)" for x in near))
 
+TITLES = {title: i for i, (title, _) in enumerate(GROUPS)}
+
+class Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Leaves the lines of an example as they are."""
+
+    def _fill_text(self, text, width, indent):
+        return text if text.startswith("example:") else super()._fill_text(text, width, indent)
+
+class HelpAll(argparse.Action):
+    """--help-all: prints the help of all flags, and exits."""
+
+    def __call__(self, parser, values, chosen, name=None):
+        parser.common = None
+        parser.print_help()
+        parser.exit()
+
 def add_arguments(parser, call, *args, settings=(), shape=()):
     """Declares a verb, and returns its parser.  The verb calls `call` with its arguments and with
     the flags that are given.  settings: fields of a run; one without a help text gets no flag.
@@ -101,17 +140,29 @@ def add_arguments(parser, call, *args, settings=(), shape=()):
     flags = [flag(f, f.default) for f in settings if f.metadata["help"]]
     flags += [flag(f, "of the model") for f in shape]
     for names, options in (*args, THREADS, *flags):
-        names = parser.add_argument(*names, **options).option_strings
+        names = parser.group(names[0]).add_argument(*names, **options).option_strings
         parser.flags = *parser.flags, *(name for name in names if name.startswith("--"))
+    flags = [action for action in parser._actions if action.option_strings]
+    if len(flags) > MOST_SHOWN:
+        common = COMMON - SELDOM.get(parser.prog.rpartition(" ")[2], set())
+        n = sum(not common & {*action.option_strings} for action in flags)
+        parser.add_argument("--help-all", action=HelpAll, nargs=0, default=argparse.SUPPRESS,
+                            help=f"show {n} more flags, too, and exit")
+        parser.flags, parser.common = (*parser.flags, "--help-all"), common
+        words = [f"[{a.metavar or a.dest}]" if a.nargs in ("?", "*") else a.metavar or a.dest
+                 for a in parser._actions if not a.option_strings]
+        parser.usage = " ".join(["%(prog)s", *words, "[flags]"])
     return parser
 
 def add_verbs(parsers, verbs, chosen):
     """Adds rows of VERBS to argparse's list of parsers.  Only the modules of the verbs in `chosen`
     are imported.  A module's function NAME_verb(add) declares the arguments of the verb NAME: it
     calls `add`, which is `add_arguments` with the parser."""
+    on_gpu = any(module.endswith(".on_gpu") for _, module, _ in verbs)
+    program = "nanoeuler_cuda.py" if on_gpu else "nanoeuler.py"
     for name, module, text in verbs:
-        parser = parsers.add_parser(name, help=text, description=text,
-                                    formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        parser = parsers.add_parser(name, help=text, description=text, formatter_class=Formatter)
+        parser.epilog = f"example:\n  {typed(program)} {EXAMPLES[name]}"
         if name in chosen:
             declare = getattr(importlib.import_module(module), f"{name}_verb")
             declare(partial(add_arguments, parser))

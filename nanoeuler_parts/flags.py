@@ -52,17 +52,18 @@ def checkpoint(default):
 MODEL = arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
             help=f"checkpoint to use; {BUNDLED}: the bundled model (default: the newest model in "
                  f"this folder, or else {BUNDLED})")
-ADAPTER = arg("--adapter", type=file_name, help="folder of a LoRA adapter in PEFT's "
-              "format, made for this model; omitted: none")
+ADAPTER = arg("--adapter", type=file_name, metavar="FOLDER", help="folder of a LoRA adapter in "
+              "PEFT's format, made for this model; omitted: none")
 TEXT = arg("prompt", type=as_text, help="text of the prompt; -: read it from standard input")
 FORCE = arg("--force", action="store_true", help="overwrite existing output files")
 RESUME = arg("--resume", action="store_true", help="continue the run saved in --out")
 RUN = RESUME, FORCE
-THREADS = arg("--threads", type=int, default=0,
+THREADS = arg("--threads", type=int, default=0, metavar="N",
               help="number of CPU threads; 0: one per physical core")
 
 def out(default):
-    return arg("--out", type=file_name, default=default, help="output file to write")
+    return arg("--out", type=file_name, default=default, metavar="FILE",
+               help="output file to write")
 
 def flag(f, default):
     """A setting as a flag.  A flag that is not given is absent from the result, because --resume
@@ -76,10 +77,13 @@ def flag(f, default):
         return arg(name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
                    help=f"{text} (default: {default})")
     default = 0 if default is None else "empty" if default == "" else default
+    metavar = {int: "N", float: "X"}.get(type_of(f), "TEXT")
+    if choices := [x for x in f.metadata.get("one_of", ()) if x]:
+        metavar = f"{{{','.join(choices)}}}"
     several = {}
     if f.metadata.get("several"):
-        several = dict(nargs="+", action="extend", metavar=f.name.upper())
-    return arg(name, type=type_of(f), default=argparse.SUPPRESS,
+        several, metavar = dict(nargs="+", action="extend"), f.name.upper()
+    return arg(name, type=type_of(f), default=argparse.SUPPRESS, metavar=metavar,
                help=f"{text} (default: {default})", **several)
 
 SHAPE = [f for f in fields(Config) if f.metadata["help"]]

@@ -1,6 +1,7 @@
 """The command line: flags, verbs, and how they end."""
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from nanoeuler_parts.chat.sampling import ChatSampling
 from nanoeuler_parts.cli import add_verbs, Parser, VERBS
 from nanoeuler_parts.files.errors import problem
 from nanoeuler_parts.files.printing import counted
+from nanoeuler_parts.help import EXAMPLES, GROUP_OF, MOST_SHOWN
 from nanoeuler_parts.machine.threads import use_threads
 from nanoeuler_parts.runs.options import OPTIONS, options_class, TrainOptions
 from nanoeuler_parts.runs.run import Run
@@ -365,9 +367,9 @@ def test_a_help_text_names_only_flags_of_its_verb():
 
 
 def test_every_verb_has_help(capsys):
-    def text(*args):
+    def text(*args, flag="--help"):
         with pytest.raises(SystemExit) as e:
-            ne.main([*args, "--help"])
+            ne.main([*args, flag])
         assert e.value.code == 0
         return " ".join(capsys.readouterr().out.split())
 
@@ -377,13 +379,15 @@ def test_every_verb_has_help(capsys):
     for verb, settings in (("train", TrainOptions), ("sft", SftOptions),
                            ("dpo", DpoOptions), ("chat", ChatSampling),
                            ("generate", ne.Sampling), ("eval", EvalOptions)):
-        parts = dict(re.findall(r" (--\S+) [A-Z_0-9=]+ (.*?)(?= --\S+ [A-Z_0-9=]+ |$)", text(verb)))
+        whole = text(verb, flag="--help-all")
+        value = r"(?:[A-Z_0-9=]+|\{\S+\})"
+        parts = dict(re.findall(rf" (--\S+) {value} (.*?)(?= --\S+ {value} |$)", whole))
         for name, f in settings.__dataclass_fields__.items():
             if not f.metadata["help"]:       # no flag of this verb
                 assert "--" + name not in parts
                 continue
             if f.type is bool:               # which has a flag for no, too
-                assert f"--no-{name.replace('_', '-')} {f.metadata['help']}" in text(verb)
+                assert f"--no-{name.replace('_', '-')} {f.metadata['help']}" in whole
                 continue
             default = "none" if f.type is list else 0 if f.default is None else f.default
             default = "empty" if default == "" else default
@@ -496,3 +500,40 @@ def test_help_needs_no_package(program):
     result = subprocess.run([sys.executable, "-c", code, program, "--help"], cwd=ROOT,
                             capture_output=True, encoding="utf-8")
     assert result.returncode == 0 and result.stdout.startswith("usage:"), result.stderr
+
+
+def parsers_of(verbs):
+    parsers = Parser().add_subparsers()
+    add_verbs(parsers, verbs, chosen=[name for name, *_ in verbs])
+    return parsers.choices
+
+
+def test_help_shows_the_common_flags_on_one_screen_and_help_all_the_others():
+    """Each flag of a long help has a group, or says what a verb reads and writes."""
+    ungrouped = {"--preset", "--init", "--out", "--resume", "--force", "--file", "--seed",
+                 "--adapter", "--template", "--json", "--help", "--help-all", "--batch",
+                 "--truncate", "--drafts"}
+    for name, parser in parsers_of(VERBS).items():
+        short, common = parser.format_help(), parser.common
+        shown = {*re.findall(r"^  (?:-h, )?(--[a-z-]+)", short, re.M)}
+        assert len(short.split("\n")) <= 60, name
+        assert f"example:\n  python nanoeuler.py {name}" in short
+        if common:
+            assert shown == {*parser.flags} & common and "--help-all" in shown
+            parser.common = None
+            rest = {*re.findall(r"^  (?:-h, )?(--[a-z-]+)", parser.format_help(), re.M)}
+            assert rest == {x for x in parser.flags if not x.startswith("--no-")} > shown
+            assert {x for x in rest if not GROUP_OF.get(x)} <= ungrouped, name
+        else:
+            assert len(shown) <= MOST_SHOWN
+
+
+def test_an_example_of_help_is_a_command_that_its_verb_takes(monkeypatch):
+    for name, parser in parsers_of(VERBS).items():
+        words = shlex.split(EXAMPLES[name])
+        assert words[0] == name
+        parser.need_flags(words[1:])
+        parser.parse_intermixed_args(words[1:])
+    known = {flag for flags in (parser.flags for parser in parsers_of(VERBS).values())
+             for flag in flags}
+    assert {x for x in GROUP_OF if x not in known} <= {"--gpus", "--matmul", "--recompute"}

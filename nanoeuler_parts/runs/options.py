@@ -276,7 +276,8 @@ def field_of(option, verb):
     if option.type is list:
         return field(default_factory=list, metadata={"help": option.help,
                                                      "metavar": option.metavar})
-    return setting(default, *option.range, option.help, option.several)
+    made = setting(default, *option.range, option.help, option.several)
+    return field(default=default, metadata={**made.metadata, "one_of": option.one_of})
 
 def options_class(verb, *bases):
     """The dataclass of a verb's settings.     bases: classes that add checks"""
