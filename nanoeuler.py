@@ -922,7 +922,7 @@ def check_ids(tokens, cfg):
          f"{tokens.max()}")
 
 # ==== 6 Generation ====
-# Tour: docs/tour/01_talk.md, and 10_answers.md for the KV cache
+# Tour: docs/tour/01_talk.md, and 11_answers.md for the KV cache
 # The model gives the logits of the token that follows a text.  `sample` picks a token, and
 # `generate` appends it to the text, again and again.
 def largest_mask(x, n):
@@ -2685,7 +2685,7 @@ def muon_slice(cfg):
     return entries_of(cfg, "muon")
 
 # ==== 17 Batched decoding ====
-# Tour: docs/tour/10_answers.md, for the KV cache and draft tokens
+# Tour: docs/tour/11_answers.md, for the KV cache and draft tokens
 # This replaces `PlainDecoder` of section 6.  A step reads each weight once, for the next token of
 # many sequences.  One token needs all the weights of the model, and reading them from memory takes
 # most of its time, so the tokens of eight sequences take hardly longer than one.

@@ -426,6 +426,8 @@ def test_imports_run_one_way(path):
         assert not found & {"tests", "data", *(p.stem for p in (ROOT / "tests").glob("*.py"))}
     elif path.parent.name == "oracles":
         assert found <= {"nanoeuler", "nanoeuler_cuda", "nanoeuler_parts"}
+    elif folder == "docs":                   # the reader's own model of the tour: NumPy only
+        assert not found and set(imported(path)) == {"re", "numpy"}
     else:                                    # what tests share is in files that are none
         assert folder == "tests" and not [name for name in found if name.startswith("test_")]
 

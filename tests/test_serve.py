@@ -982,7 +982,7 @@ def test_every_page_of_the_tour_is_served(at):
     status, headers, index = send(at, "GET", "/tour")
     assert status == 200 and "script-src 'self';" in headers["content-security-policy"]
     pages = re.findall(r'href="(tour/\d\d_\w+)"', index)
-    assert len(pages) == 11 and "<script" not in index
+    assert len(pages) == 12 and "<script" not in index
     for i, page in enumerate([*pages, "tour/glossary"], 1):
         status, _, said = send(at, "GET", f"/{page}")
         assert status == 200 and "<!--" not in said and page in index

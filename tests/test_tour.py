@@ -9,9 +9,11 @@ A page is a sequence of ```python blocks that share one session, in the folder o
 """
 import codeop
 import contextlib
+import functools
 import hashlib
 import io
 import re
+import runpy
 import subprocess
 import sys
 
@@ -21,6 +23,7 @@ from helpers import ROOT, told
 
 TOUR = ROOT / "docs/tour"
 PAGES = sorted(TOUR.glob("[01][0-9]_*.md"))
+[OWN] = TOUR.glob("[01][0-9]_own_gpt.md")    # the page that shows all of own_gpt.py
 each = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 BLOCK = re.compile(r"^(?:<!-- (?P<mark>[a-z0-9. ]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$",
                    re.M | re.S)
@@ -58,15 +61,17 @@ def compare(mark, got, want, where):
 
 
 def run(path, with_slow):
+    """The variables of the session in which the snippets ran"""
     session = {"__name__": "__main__"}
     for mark, code, want, line in snippets(path):
         if mark == "slow" and not with_slow:
-            return
+            break
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             exec(compile(code, f"{path.name}, line {line}", "exec"), session)
         if mark not in ("sampled", "slow"):
             compare(mark, said.getvalue(), want or "", f"{path.name}, line {line}")
+    return session
 
 
 @each
@@ -76,7 +81,7 @@ def test_snippets_print_what_the_page_shows(path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [path for path in PAGES if any(
+@pytest.mark.parametrize("path", [path for path in PAGES if path != OWN and any(
     mark == "slow" for mark, *_ in snippets(path))], ids=lambda path: path.stem)
 def test_slow_snippets_run(path, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
@@ -125,7 +130,8 @@ def prose(path):
 def test_the_size_of_a_page(path):
     codes = [text.rstrip("\n").split("\n") for _, kind, text, _ in blocks(path) if kind == "python"]
     assert codes and all(len(lines) <= 20 for lines in codes)
-    assert sum(bool(line) for lines in codes for line in lines) <= 90    # without empty lines
+    most = 150 if path == OWN else 90        # lines of code, without empty ones
+    assert sum(bool(line) for lines in codes for line in lines) <= most
     assert 800 <= len(re.findall(r"\w[\w'-]*", prose(path))) <= 1800
 
 
@@ -179,6 +185,68 @@ def test_bold_words_are_in_the_glossary():
     for path in PAGES:
         for bold in re.findall(r"\*\*([^*]+)\*\*", prose(path)):
             assert bold.lower() in terms or bold.lower().rstrip("s") in terms, (path.name, bold)
+
+
+# ---- the reader's own model
+SOURCE = (TOUR / "own_gpt.py").read_text(encoding="utf-8")
+
+
+@functools.cache
+def own_gpt(path=TOUR / "own_gpt.py"):
+    """(its functions, the rows that its check prints: [(name, computed, measured)])"""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.chdir(ROOT):
+        program = runpy.run_path(str(path), run_name="own_gpt")
+    return program, [(name, float(computed), float(measured)) for name, computed, measured in
+                     map(str.split, said.getvalue().splitlines())]
+
+
+def test_the_page_shows_all_of_own_gpt():
+    shown = [code.strip("\n") for _, code, *_ in snippets(OWN) if code.strip("\n") in SOURCE]
+    header = "".join(re.findall(r"^#.*\n", SOURCE.split("import", 1)[0], re.M))
+    assert header + "\n" + "\n\n".join(shown) + "\n" == SOURCE
+
+
+def test_the_gradient_of_own_gpt():
+    program, rows = own_gpt()
+    assert [name for name, *_ in rows] == [*program["SHAPES"]]
+    for name, computed, measured in rows:
+        assert abs(computed - measured) <= 1e-5 * abs(computed), name
+
+
+@pytest.mark.parametrize("right, wrong, tensor", [
+    ("* (1 + gate * (1 - s)),", ",", "gate_up"),
+    ("(dP - (dP * P).sum(-1, keepdims=True))", "dP", "qkv"),
+    ("rope(dS @ k, -1)", "rope(dS @ k)", "qkv"),
+    ("rstd * (du - u * (du * u).mean(-1, keepdims=True))", "rstd * du", "wte"),
+    ("lambda dx: dx + norm_back", "lambda dx: norm_back", "wte")])
+def test_the_check_of_own_gpt_finds_errors(right, wrong, tensor, tmp_path):
+    assert SOURCE.count(right) == 1
+    path = tmp_path / "own_gpt.py"
+    short = SOURCE.replace(".read()", ".read()[:50_000]")
+    path.write_text(short.replace(right, wrong), encoding="utf-8")
+    found = {name: abs(computed - measured) / abs(measured)
+             for name, computed, measured in own_gpt(path)[1]}
+    assert found[tensor] > 1e-3
+
+
+def test_own_gpt_learns_in_a_few_steps():
+    program, _ = own_gpt()
+    losses = [loss for _, loss in program["train"](program["parameters"](np.float32), 30)]
+    assert losses[-1] < 3.4 < np.log(program["V"]) < losses[0]
+
+
+@pytest.mark.slow
+def test_own_gpt_writes_words(monkeypatch):
+    """At least 70% of the words in a sample of 1,000 letters occur in the text."""
+    monkeypatch.chdir(ROOT)
+    session = run(OWN, with_slow=True)
+    known = set(re.findall("[A-Za-z']+", session["text"]))
+    words = re.findall("[A-Za-z']+", session["sample"])
+    assert len(session["sample"]) == 1000 and len(words) > 150
+    assert sum(word in known for word in words) >= 0.7 * len(words)
+    [stated] = re.findall(r"^(\d\.\d\d) bits per letter", OWN.read_text(encoding="utf-8"), re.M)
+    assert abs(session["held_out_bits"](session["model"]) - float(stated)) < 0.05
 
 
 # ---- claims

@@ -1,77 +1,64 @@
-"""The picture of page 11: how three rungs of the ladder read and compute, and how copies overlap"""
-from shapes import box, svg, text
+"""Which tokens are learned from a conversation, and which are computed to answer"""
+from shapes import box, line, svg, text
 
-N, CELL = 8, 9               # rows, columns and k of the small matrices; size of an entry
-SIDE = N * CELL
-TOP, GAP = 66, 10
-LANE_WIDE, LANE_HIGH = 44, 19
-SLICES, SLICE = 6, 40 # of a timeline: how many, and the width of one
-TIMES = TOP + 2 * SIDE + GAP + 78
-
-
-def grid(x, y, kind, rows, columns):
-    """A matrix (N, N) whose entries in these rows and columns have this color"""
-    return [box(x + CELL * j, y + CELL * i, CELL - 1, CELL - 1,
-                kind if i in rows and j in columns else "box", round=1)
-            for i in range(N) for j in range(N)]
+ROLES = (("<|im_start|>", ""), ("user", ""), ("What", ""), ("is", ""), ("the", ""), ("sea", ""),
+         ("?", ""), ("<|im_end|>", ""), ("<|im_start|>", ""), ("assistant", ""),
+         ("Salt", "b"), ("water", "b"), (".", "b"), ("<|im_end|>", "b"))
+LETTER, GAP = 6.3, 3         # width of a letter of the small monospaced font
+PROMPT, ANSWER = 6, 6        # tokens of the grids
+CELL = 13
 
 
-def product(x, title, rows, columns, caption):
-    """out = x w^T: x is left of out, and w^T is above it."""
-    right, low, everything = x + SIDE + GAP, TOP + SIDE + GAP, range(N)
-    return [text(x + SIDE + GAP / 2, 24, title, "bold"),
-            *grid(x, low, "a", rows, everything), *grid(right, TOP, "b", everything, columns),
-            *grid(right, low, "c", rows, columns),
-            text(x + SIDE / 2, low - 8, "x", "mono"),
-            text(right + SIDE / 2, TOP - 8, "wᵀ", "mono"),
-            text(right + SIDE / 2, low + SIDE + 16, "out", "mono"),
-            text(x + SIDE + GAP / 2, low + SIDE + 38, caption, "small")]
-
-
-def lanes(x):
-    """The lanes of a warp that hold the sums of rows 0 to 7; lane 5 has a color."""
-    middle = x + 2 * LANE_WIDE
-    parts = [text(middle, 24, "a warp: its lanes' sums", "bold"),
-             text(middle, TOP + SIDE * 2 + GAP + 38, "rows 8 to 15: the same lanes",
-                  "small")]
-    for pair in range(4):
-        parts.append(text(x + LANE_WIDE * (pair + 0.5), TOP - 8, f"{2 * pair}, {2 * pair + 1}",
-                          "small"))
-    parts.append(text(x - 8, TOP - 8, "columns", "small", "end"))
-    for row in range(8):
-        parts.append(text(x - 8, TOP + LANE_HIGH * row + 13, f"row {row}", "small", "end"))
-        for pair in range(4):
-            lane = 4 * row + pair
-            parts += [box(x + LANE_WIDE * pair, TOP + LANE_HIGH * row, LANE_WIDE - 2,
-                          LANE_HIGH - 2, "c" if lane == 5 else "box", round=2),
-                      text(x + LANE_WIDE * (pair + 0.5) - 1, TOP + LANE_HIGH * row + 12,
-                           "lane 5" if lane == 5 else lane, "on small" if lane == 5 else "small")]
+def conversation(y):
+    parts, x, learned = [], 18, None
+    for word, kind in ROLES:
+        width = LETTER * len(word) + 8
+        if kind and learned is None:
+            learned = x
+        parts.append(box(x, y, width, 22))
+        if kind:
+            parts.append(box(x, y, width, 22, kind, opacity=0.35))
+        parts.append(text(x + width / 2, y + 15, word, "mono small"))
+        x += width + GAP
+    end = x - GAP
+    for start, stop, kind, words in ((18, learned - GAP, "line", "given: read, but never a target"),
+                                     (learned, end, "bb", "the answer: learned")):
+        parts.append(line(start, y + 29, stop, y + 29, kind))
+        parts.append(text((start + stop) / 2, y + 46, words))
     return parts
 
 
-def timeline(y, words, copies, products):
-    """copies, products: when those of each slice begin, in widths of a slice"""
-    parts = [text(20, y + 28, words, "bold", "start")]
-    for row, name, kind, begins in ((0, "copies", "a", copies), (1, "products", "c", products)):
-        parts.append(text(212, y + 22 * row + 15, name, "small", "end"))
-        for i, begin in enumerate(begins):
-            left = 222 + SLICE * begin
-            parts += [box(left, y + 22 * row, SLICE - 2, 20, kind, round=2),
-                      text(left + SLICE / 2 - 1, y + 22 * row + 14, i, "on small")]
+def grid(x, y, title, calls, caption):
+    """calls: for each call (cached, computed, drafts), numbers of tokens"""
+    parts = [text(x + CELL * (PROMPT + ANSWER) / 2, y - 12, title, "bold")]
+    for row, (cached, computed, drafts) in enumerate(calls):
+        for column in range(cached + computed + drafts):
+            place = x + CELL * column, y + CELL * row, CELL - 2, CELL - 2
+            if column < cached:
+                parts.append(box(*place, round=2))
+            else:
+                parts.append(box(*place, "a" if column < cached + computed else "b", round=2))
+    parts.append(text(x + CELL * (PROMPT + ANSWER) / 2, y + CELL * (ANSWER + 1) + 18, caption))
     return parts
 
 
 def picture():
-    count = range(SLICES)
-    return svg(TIMES + 124, "Three small products. In the first, a row of x and a column of w "
-               "transposed give one number. In the second, four rows and four columns give a "
-               "square of sixteen. In the third, each row of sums is shared by four lanes of a "
-               "warp. Below, six copies and six products in turns take twelve units of time; "
-               "at the same time, they take seven.",
-               *product(20, "one thread: one number", {2}, {4}, "each number read is used once"),
-               *product(260, "a block: a square", {0, 1, 2, 3}, {4, 5, 6, 7},
-                        "each number read is used 4 times"),
-               *lanes(522),
-               *timeline(TIMES, "in turns", [2 * i for i in count], [2 * i + 1 for i in count]),
-               *timeline(TIMES + 62, "at the same time", count, [i + 1 for i in count]),
-               text(222, TIMES + 118, "time →", "small", "start"))
+    n = PROMPT + ANSWER
+    naive = [(0, i, 0) for i in range(PROMPT, n + 1)]
+    cached = [(0, PROMPT, 0), *((i, 1, 0) for i in range(PROMPT, n))]
+    guessed = [(0, PROMPT, 0), (PROMPT, 1, 3), (PROMPT + 4, 1, 0), (PROMPT + 5, 1, 0)]
+    parts = conversation(30)
+    for x, title, calls in ((42, "compute everything each time", naive),
+                            (282, "keep keys and values", cached),
+                            (522, "and guess tokens", guessed)):
+        work = sum(computed + drafts for _, computed, drafts in calls)
+        parts += grid(x, 130, title, calls, f"{len(calls)} calls, {work} tokens")
+    y = 268
+    for x, kind, words in ((180, "a", "computed"), (300, "b", "guessed and confirmed"),
+                           (490, "box", "from the cache")):
+        parts += [box(x, y - 10, CELL - 2, CELL - 2, kind, round=2),
+                  text(x + 18, y, words, "small", "start")]
+    parts.append(text(360, 20, "one box per word here; real tokens are shorter", "small"))
+    return svg(284, "A conversation as a row of tokens; only the answer and its end token are "
+               "learned. Below, an answer of six tokens is computed in three ways: 63 tokens in 7 "
+               "calls, 12 in 7 calls, and 12 in 4 calls.", *parts)
