@@ -441,7 +441,7 @@ def _silu(x):
     return lambda x: x / (one + exp(-x))
 
 # ==== 4.1 Matrix products ====
-# Tour: docs/tour/04_softmax.md
+# Tour: docs/tour/05_embedding.md
 # A layer y = x W^T turns rows of K numbers into rows of N numbers.  Row n of W holds the K weights
 # of output n, so each y[t, n] is the dot product of two rows.  Nearly all of the time is spent
 # here; section 13 computes the same sums two to four times as fast on one core.
@@ -485,7 +485,7 @@ def matmul_backward(dx, dw, dy, x, w):
     matmul_backward_add(dx, dw, dy, x, w)
 
 # ==== 4.2 Embedding ====
-# Tour: docs/tour/04_softmax.md
+# Tour: docs/tour/05_embedding.md
 # The forward pass copies the row of wte that belongs to a token.  The backward pass adds gradients
 # to the same row of dwte.
 @jit
@@ -505,7 +505,7 @@ def embedding_backward(dwte, dx, tokens):
             entry[c] += row[c]
 
 # ==== 4.3 RMSNorm ====
-# Tour: docs/tour/05_rmsnorm.md
+# Tour: docs/tour/07_euler.md (forward) and 08_rmsnorm.md
 # RMSNorm divides each row by its root mean square and multiplies it by a learned gain.
 @jit
 def rmsnorm_forward(y, rstd, x, gain, eps):
@@ -606,7 +606,7 @@ def rope(qkv, cos, sin, n_heads, sign):
                 hi[i] = rounded(y * cos_t[i] + x * sine, hi)
 
 # ==== 4.5 Attention ====
-# Tour: docs/tour/06_attention.md
+# Tour: docs/tour/06_attention.md (forward) and 09_backward.md
 # Each token t asks a question, its query, and every token j up to t offers a key and a value.  The
 # score of j is the dot product of query and key.  softmax turns the scores of row t into
 # probabilities, and the output is the mean of the values, weighted by them.  There are H query
@@ -692,7 +692,7 @@ def attention_backward(dqkv, do, o, lse, qkv, H, G, D, window):
 def swiglu_forward(y, gate_up):
     """y = silu(gate) * up,   silu(z) = z / (1 + e^-z)      Shazeer 2020, eq. 6
     out: y (T, F)     in: gate_up (T, 2F), gate first
-    Explained in docs/tour/07_euler.md, its gradient in 08_backward.md"""
+    Explained in docs/tour/07_euler.md, its gradient in 09_backward.md"""
     T, F = y.shape
     for t in range(T):
         row, gate, up = y[t], gate_up[t, :F], gate_up[t, F:]
@@ -814,7 +814,7 @@ def add_head_gain_gradients(dq_gain, dk_gain, dqkv, qk, rstd, H):
                 dgain[i] += dy[i] * value(x[i]) * r
 
 # ==== 5 Model ====
-# Tour: docs/tour/07_euler.md (forward) and 08_backward.md
+# Tour: docs/tour/07_euler.md (forward) and 09_backward.md
 # `forward`, `loss` and `backward` of one sequence, to be called in this order.  They consist of the
 # ops of section 4.  `python check.py --plain` compares the gradients with finite differences.
 Constants = namedtuple("Constants", "L C P H G D window eps cos sin")    # the same for every pass
@@ -922,7 +922,7 @@ def check_ids(tokens, cfg):
          f"{tokens.max()}")
 
 # ==== 6 Generation ====
-# Tour: docs/tour/01_talk.md, and 11_answers.md for the KV cache
+# Tour: docs/tour/01_talk.md, and 13_answers.md for the KV cache
 # The model gives the logits of the token that follows a text.  `sample` picks a token, and
 # `generate` appends it to the text, again and again.
 def largest_mask(x, n):
@@ -1001,7 +1001,7 @@ class PlainDecoder:
         return self.a.logits[0, end - 1]
 
 # ==== 7 Optimizer ====
-# Tour: docs/tour/09_training.md
+# Tour: docs/tour/10_adamw.md
 # The schedule of the learning rate, gradient clipping, and AdamW.
 def lr_at(step, n_steps, lr, warmup, floor, cooldown=0.0):
     """Linear warm-up over `warmup` steps, then a half cosine from lr to floor * lr at n_steps.
@@ -1060,7 +1060,7 @@ def clipping(norm, hyper):
 def adamw_update(p, g, m, v, n_decay, hyper, scale):
     """g *= scale,   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
     p -= lr (m' / (sqrt(v') + eps) + weight_decay p),   m' = m / correct1,   v' = v / correct2
-    Loshchilov & Hutter 2019, algorithm 2; explained in docs/tour/09_training.md.  weight_decay acts
+    Loshchilov & Hutter 2019, algorithm 2; explained in docs/tour/10_adamw.md.  weight_decay acts
     on the first n_decay entries.  Sets g to zero for the next step.
     p, g, m, v (N,), hyper a Hyper"""
     N = p.size
@@ -1096,7 +1096,7 @@ def adamw(p, g, m, v, n_decay, hyper):
     return norm
 
 # ==== 8 Batches ====
-# Tour: docs/tour/09_training.md
+# Tour: docs/tour/10_adamw.md
 # `Batches` cuts a text into windows of T tokens.  The targets of a window are the same tokens,
 # shifted by one for head 0, by two for head 1, and so on.
 def targets_of(rows, P):
@@ -1152,7 +1152,7 @@ class Batches(Epochs):
         return windows(self.tokens, starts, self.T, self.P)
 
 # ==== 9 Training ====
-# Tour: docs/tour/09_training.md
+# Tour: docs/tour/10_adamw.md
 # The loss is a mean over targets, `PlainModel` computes its gradient, and `train` is the loop.
 def loss_weights(targets, mtp_weight):
     """The factors of the summed cross-entropies S_k of the output heads in the loss
@@ -2525,7 +2525,7 @@ class Model:
         return "the loss is not finite"
 
 # ==== 16 Muon ====
-# Tour: docs/tour/09_training.md
+# Tour: docs/tour/11_muon.md
 # This replaces AdamW (7) for the matrices of the layers.  A step takes longer, but a run needs
 # fewer of them: with equal time the text is predicted better (bench/NOTES.md).
 #
@@ -2685,7 +2685,7 @@ def muon_slice(cfg):
     return entries_of(cfg, "muon")
 
 # ==== 17 Batched decoding ====
-# Tour: docs/tour/11_answers.md, for the KV cache and draft tokens
+# Tour: docs/tour/13_answers.md, for the KV cache and draft tokens
 # This replaces `PlainDecoder` of section 6.  A step reads each weight once, for the next token of
 # many sequences.  One token needs all the weights of the model, and reading them from memory takes
 # most of its time, so the tokens of eight sequences take hardly longer than one.

@@ -139,7 +139,7 @@ def test_the_size_of_a_page(path):
 def test_a_page_has_what_all_have(path):
     text = path.read_text(encoding="utf-8")
     number = int(path.name[:2])
-    assert text.startswith(f"# {number}. ")
+    assert text.startswith("# Appendix. " if path == PAGES[-1] else f"# {number}. ")
     assert (TOUR / f"{path.stem}.svg").exists() and f"]({path.stem}.svg)" in text
     assert "## Exercise" in text and "<details><summary>Answer</summary>" in text
     assert "## What you should remember" in text and "nanoeuler.py" in text
@@ -152,7 +152,8 @@ def test_pages_are_linked_in_order():
     index = (TOUR / "README.md").read_text(encoding="utf-8")
     assert [n for n in re.findall(r"\]\((\d\d_\w+\.md)\)", index)] == names
     for name in names:                       # the list has the questions of the titles
-        [question] = re.findall(r"\A# \d+\. (.*?\?)", (TOUR / name).read_text(encoding="utf-8"))
+        title = (TOUR / name).read_text(encoding="utf-8").splitlines()[0]
+        [question] = re.findall(r"# (?:\d+|Appendix)\. (.*?\?)", title)
         assert f"[{question}]({name})" in index
     for path, after in zip(PAGES, names[1:]):
         assert f"]({after})" in path.read_text(encoding="utf-8").splitlines()[-1]
@@ -162,7 +163,7 @@ def glossary():
     """[(term, number of the page that defines it)] of glossary.md"""
     text = (TOUR / "glossary.md").read_text(encoding="utf-8")
     return [(term, int(page)) for term, page in re.findall(
-        r"^\| ([^|]+?) \|[^|]+\| \[(\d+)\]", text, re.M)]
+        r"^\| ([^|]+?) \|[^|]+\| \[(?:\d+|appendix)\]\((\d+)", text, re.M)]
 
 
 def test_every_term_is_defined_at_its_first_use():

@@ -1,37 +1,29 @@
-"""The two trajectories of a pass: states to the right, adjoints to the left, gradients between"""
-from shapes import arrow, box, circle, line, svg, text
+"""Three vectors before and after RMSNorm"""
+import math
 
-NAMES = ("attention", "SwiGLU", "attention", "SwiGLU")
-FORWARD, BACKWARD, MIDDLE = 80, 240, 160
+from shapes import arrow, circle, line, svg, text
+
+VECTORS = ((1.0, 0.5, "a"), (0.3, 2.2, "b"), (-2.0, 0.9, "c"))
+
+
+def axes(x, y, caption):
+    return (line(x - 120, y, x + 120, y) + line(x, y - 110, x, y + 30)
+            + text(x, y + 55, caption))
 
 
 def picture():
-    def x(i):
-        return 80 + 132 * i
-
-    parts = [text(20, 26, "forward: x[i+1] = x[i] + f(x[i])", "bold", "start"),
-             text(20, BACKWARD + 58, "backward: d.x[i] = d.x[i+1] + the share of f", "bold",
-                  "start"),
-             box(680 - 25, FORWARD - 16, 60, 32, "box"), text(685, FORWARD + 5, "loss L"),
-             arrow(x(4) + 18, FORWARD, 652, FORWARD, "ab"),
-             line(685, FORWARD + 18, 685, BACKWARD, "cb"),
-             arrow(685, BACKWARD, x(4) + 27, BACKWARD, "cb")]
-    for i in range(5):
-        parts += [circle(x(i), FORWARD, 17, "a"), circle(x(i), BACKWARD, 24, "c"),
-                  text(x(i), FORWARD + 4, f"x[{i}]", "on small"),
-                  text(x(i), BACKWARD + 4, f"d.x[{i}]", "on small")]
-    for i, name in enumerate(NAMES):
-        middle = x(i) + 66
-        parts += [arrow(x(i) + 18, FORWARD, x(i + 1) - 20, FORWARD, "ab"),
-                  text(middle, FORWARD - 10, name, "small"),
-                  arrow(x(i + 1) - 25, BACKWARD, x(i) + 27, BACKWARD, "cb"),
-                  text(middle, BACKWARD + 20, name, "small"),
-                  box(middle - 42, MIDDLE - 20, 84, 40, "box"),
-                  text(middle, MIDDLE - 4, "gradients of", "small"),
-                  text(middle, MIDDLE + 11, "its parameters", "small"),
-                  arrow(x(i) + 12, FORWARD + 14, middle - 20, MIDDLE - 23, "ab"),
-                  arrow(x(i + 1) - 16, BACKWARD - 20, middle + 20, MIDDLE + 23, "cb")]
-    return svg(BACKWARD + 72, "Above, arrows lead from x[0] through four steps to the loss. Below, "
-               "arrows lead back from the loss through the same steps. Between them, each step "
-               "gets the gradients of its parameters from its stored input and the gradient of "
-               "its result.", *parts)
+    parts = [axes(190, 140, "before: any length"),
+             axes(530, 140, "after: length √2, same direction"),
+             arrow(330, 90, 390, 90), text(360, 80, "RMSNorm", "bold")]
+    unit = 45
+    ring = [(530 + unit * math.sqrt(2) * math.cos(i / 50 * math.pi),
+             140 - unit * math.sqrt(2) * math.sin(i / 50 * math.pi)) for i in range(51)]
+    parts.append('<polyline class="line" stroke-dasharray="3 5" points="'
+                 + " ".join(f"{x:.1f},{y:.1f}" for x, y in ring) + '"/>')
+    for x, y, kind in VECTORS:
+        rms = math.sqrt((x * x + y * y) / 2)
+        parts.append(arrow(190, 140, 190 + unit * x, 140 - unit * y, f"{kind}b"))
+        parts.append(arrow(530, 140, 530 + unit * x / rms, 140 - unit * y / rms, f"{kind}b"))
+        parts.append(circle(530 + unit * x / rms, 140 - unit * y / rms, 2.5, kind))
+    return svg(210, "Three vectors of different lengths point in three directions. After RMSNorm "
+               "they have the same length and the same directions.", *parts)

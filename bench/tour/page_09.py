@@ -1,71 +1,37 @@
-"""The loss of a recorded run, its learning rate, and what the model writes on the way"""
-import json
-import pathlib
+"""The two trajectories of a pass: states to the right, adjoints to the left, gradients between"""
+from shapes import arrow, box, circle, line, svg, text
 
-import nanoeuler as ne
-from shapes import circle, curve, line, svg, text
-
-LOG = pathlib.Path(__file__).resolve().parent.parent.parent / "docs/tour/09_log.json"
-LEFT, RIGHT, TOP, BOTTOM = 52, 370, 40, 226      # of the plot
-HIGH, LOW = 5.0, 1.5                             # bits per byte
-RATE = 296, 34                                   # its zero line, and its height
-LETTERS, LINES = 44, 3                           # of a sample
-
-
-def lines_of(sample):
-    """The first lines of a sample, unprintable characters as dots"""
-    found = []
-    for row in sample.strip("\n").split("\n"):
-        row = "".join(c if c.isprintable() and c != "\ufffd" else "·" for c in row)
-        while row:
-            cut = len(row) if len(row) <= LETTERS else row.rfind(" ", 10, LETTERS) + 1 or LETTERS
-            found.append(row[:cut].strip())
-            row = row[cut:]
-    return found[:LINES]
+NAMES = ("attention", "SwiGLU", "attention", "SwiGLU")
+FORWARD, BACKWARD, MIDDLE = 80, 240, 160
 
 
 def picture():
-    log = json.loads(LOG.read_text(encoding="utf-8"))
-    steps, every = log["steps"], log["train"]["every"]
+    def x(i):
+        return 80 + 132 * i
 
-    def x(step):
-        return LEFT + (RIGHT - LEFT) * step / steps
-
-    def y(bits):
-        return BOTTOM - (BOTTOM - TOP) * (bits - LOW) / (HIGH - LOW)
-
-    parts = [text(LEFT, 20, "bits per byte", "small", "start")]
-    for bits in (2, 3, 4, 5):
-        parts += [line(LEFT, y(bits), RIGHT, y(bits), dashed=True),
-                  text(LEFT - 8, y(bits) + 4, bits, "small", "end")]
-    parts.append(line(LEFT, BOTTOM, RIGHT, BOTTOM))
-    for step in (0, 1000, 2000, 3000):
-        parts.append(text(x(step), BOTTOM + 16, f"{step:,}", "small"))
-    train = [(0, log["first"]), *((every * (i + 0.5), bits) for i, bits in
-                                  enumerate(log["train"]["bits_per_byte"]))]
-    parts.append(curve([(x(step), y(bits)) for step, bits in train]))
-    held_out = sorted((int(step), bits) for step, bits in log["validation"].items())
-    parts += [circle(x(step), y(bits), 2, "b") for step, bits in held_out[1::2]]
-    parts += [text(300, 170, "held-out text", "small b"), text(230, 221, "batches", "small a")]
-
-    zero, height = RATE
-    rates = [(step, ne.lr_at(step, steps, 1.0, 25, 0.0)) for step in (*range(0, 25, 4), 25,
-                                                                     *range(60, steps + 1, 60))]
-    parts += [line(LEFT, zero, RIGHT, zero), text((LEFT + RIGHT) / 2, zero + 16, "step", "small"),
-              curve([(x(step), zero - height * rate) for step, rate in rates], "bb"),
-              text(RIGHT, zero - height + 6, "learning rate", "small", "end")]
-
-    first, *others = sorted(map(int, log["samples"]))
-    for i, step in enumerate((first, *others)):
-        near = min(train, key=lambda point: abs(point[0] - step))[1] if step else log["first"]
-        parts += [circle(x(step), y(near), 8, "c"), text(x(step), y(near) + 4, i + 1, "small on")]
-        top = 24 + 74 * i
-        parts += [circle(400, top - 4, 8, "c"), text(400, top, i + 1, "small on"),
-                  text(416, top, f"step {step:,}", "bold", "start")]
-        parts += [text(416, top + 17 + 15 * j, row, "mono small", "start")
-                  for j, row in enumerate(lines_of(log["samples"][str(step)]))]
-    batches, held_out = log["train"]["bits_per_byte"][-1], log["final"]
-    return svg(324, f"The loss of a run of {steps:,} steps. On the batches it falls from "
-               f"{log['first']:.1f} to about {batches:.1f} bits per byte, on held-out text to "
-               f"about {held_out:.1f}. The samples begin as random characters, and become "
-               "words, then lines of a play.", *parts)
+    parts = [text(20, 26, "forward: x[i+1] = x[i] + f(x[i])", "bold", "start"),
+             text(20, BACKWARD + 58, "backward: d.x[i] = d.x[i+1] + the share of f", "bold",
+                  "start"),
+             box(680 - 25, FORWARD - 16, 60, 32, "box"), text(685, FORWARD + 5, "loss L"),
+             arrow(x(4) + 18, FORWARD, 652, FORWARD, "ab"),
+             line(685, FORWARD + 18, 685, BACKWARD, "cb"),
+             arrow(685, BACKWARD, x(4) + 27, BACKWARD, "cb")]
+    for i in range(5):
+        parts += [circle(x(i), FORWARD, 17, "a"), circle(x(i), BACKWARD, 24, "c"),
+                  text(x(i), FORWARD + 4, f"x[{i}]", "on small"),
+                  text(x(i), BACKWARD + 4, f"d.x[{i}]", "on small")]
+    for i, name in enumerate(NAMES):
+        middle = x(i) + 66
+        parts += [arrow(x(i) + 18, FORWARD, x(i + 1) - 20, FORWARD, "ab"),
+                  text(middle, FORWARD - 10, name, "small"),
+                  arrow(x(i + 1) - 25, BACKWARD, x(i) + 27, BACKWARD, "cb"),
+                  text(middle, BACKWARD + 20, name, "small"),
+                  box(middle - 42, MIDDLE - 20, 84, 40, "box"),
+                  text(middle, MIDDLE - 4, "gradients of", "small"),
+                  text(middle, MIDDLE + 11, "its parameters", "small"),
+                  arrow(x(i) + 12, FORWARD + 14, middle - 20, MIDDLE - 23, "ab"),
+                  arrow(x(i + 1) - 16, BACKWARD - 20, middle + 20, MIDDLE + 23, "cb")]
+    return svg(BACKWARD + 72, "Above, arrows lead from x[0] through four steps to the loss. Below, "
+               "arrows lead back from the loss through the same steps. Between them, each step "
+               "gets the gradients of its parameters from its stored input and the gradient of "
+               "its result.", *parts)

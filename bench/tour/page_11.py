@@ -1,64 +1,71 @@
-"""Which tokens are learned from a conversation, and which are computed to answer"""
-from shapes import box, line, svg, text
+"""The loss of a recorded run, its learning rate, and what the model writes on the way"""
+import json
+import pathlib
 
-ROLES = (("<|im_start|>", ""), ("user", ""), ("What", ""), ("is", ""), ("the", ""), ("sea", ""),
-         ("?", ""), ("<|im_end|>", ""), ("<|im_start|>", ""), ("assistant", ""),
-         ("Salt", "b"), ("water", "b"), (".", "b"), ("<|im_end|>", "b"))
-LETTER, GAP = 6.3, 3         # width of a letter of the small monospaced font
-PROMPT, ANSWER = 6, 6        # tokens of the grids
-CELL = 13
+import nanoeuler as ne
+from shapes import circle, curve, line, svg, text
 
-
-def conversation(y):
-    parts, x, learned = [], 18, None
-    for word, kind in ROLES:
-        width = LETTER * len(word) + 8
-        if kind and learned is None:
-            learned = x
-        parts.append(box(x, y, width, 22))
-        if kind:
-            parts.append(box(x, y, width, 22, kind, opacity=0.35))
-        parts.append(text(x + width / 2, y + 15, word, "mono small"))
-        x += width + GAP
-    end = x - GAP
-    for start, stop, kind, words in ((18, learned - GAP, "line", "given: read, but never a target"),
-                                     (learned, end, "bb", "the answer: learned")):
-        parts.append(line(start, y + 29, stop, y + 29, kind))
-        parts.append(text((start + stop) / 2, y + 46, words))
-    return parts
+LOG = pathlib.Path(__file__).resolve().parent.parent.parent / "docs/tour/11_log.json"
+LEFT, RIGHT, TOP, BOTTOM = 52, 370, 40, 226      # of the plot
+HIGH, LOW = 5.0, 1.5                             # bits per byte
+RATE = 296, 34                                   # its zero line, and its height
+LETTERS, LINES = 44, 3                           # of a sample
 
 
-def grid(x, y, title, calls, caption):
-    """calls: for each call (cached, computed, drafts), numbers of tokens"""
-    parts = [text(x + CELL * (PROMPT + ANSWER) / 2, y - 12, title, "bold")]
-    for row, (cached, computed, drafts) in enumerate(calls):
-        for column in range(cached + computed + drafts):
-            place = x + CELL * column, y + CELL * row, CELL - 2, CELL - 2
-            if column < cached:
-                parts.append(box(*place, round=2))
-            else:
-                parts.append(box(*place, "a" if column < cached + computed else "b", round=2))
-    parts.append(text(x + CELL * (PROMPT + ANSWER) / 2, y + CELL * (ANSWER + 1) + 18, caption))
-    return parts
+def lines_of(sample):
+    """The first lines of a sample, unprintable characters as dots"""
+    found = []
+    for row in sample.strip("\n").split("\n"):
+        row = "".join(c if c.isprintable() and c != "\ufffd" else "·" for c in row)
+        while row:
+            cut = len(row) if len(row) <= LETTERS else row.rfind(" ", 10, LETTERS) + 1 or LETTERS
+            found.append(row[:cut].strip())
+            row = row[cut:]
+    return found[:LINES]
 
 
 def picture():
-    n = PROMPT + ANSWER
-    naive = [(0, i, 0) for i in range(PROMPT, n + 1)]
-    cached = [(0, PROMPT, 0), *((i, 1, 0) for i in range(PROMPT, n))]
-    guessed = [(0, PROMPT, 0), (PROMPT, 1, 3), (PROMPT + 4, 1, 0), (PROMPT + 5, 1, 0)]
-    parts = conversation(30)
-    for x, title, calls in ((42, "compute everything each time", naive),
-                            (282, "keep keys and values", cached),
-                            (522, "and guess tokens", guessed)):
-        work = sum(computed + drafts for _, computed, drafts in calls)
-        parts += grid(x, 130, title, calls, f"{len(calls)} calls, {work} tokens")
-    y = 268
-    for x, kind, words in ((180, "a", "computed"), (300, "b", "guessed and confirmed"),
-                           (490, "box", "from the cache")):
-        parts += [box(x, y - 10, CELL - 2, CELL - 2, kind, round=2),
-                  text(x + 18, y, words, "small", "start")]
-    parts.append(text(360, 20, "one box per word here; real tokens are shorter", "small"))
-    return svg(284, "A conversation as a row of tokens; only the answer and its end token are "
-               "learned. Below, an answer of six tokens is computed in three ways: 63 tokens in 7 "
-               "calls, 12 in 7 calls, and 12 in 4 calls.", *parts)
+    log = json.loads(LOG.read_text(encoding="utf-8"))
+    steps, every = log["steps"], log["train"]["every"]
+
+    def x(step):
+        return LEFT + (RIGHT - LEFT) * step / steps
+
+    def y(bits):
+        return BOTTOM - (BOTTOM - TOP) * (bits - LOW) / (HIGH - LOW)
+
+    parts = [text(LEFT, 20, "bits per byte", "small", "start")]
+    for bits in (2, 3, 4, 5):
+        parts += [line(LEFT, y(bits), RIGHT, y(bits), dashed=True),
+                  text(LEFT - 8, y(bits) + 4, bits, "small", "end")]
+    parts.append(line(LEFT, BOTTOM, RIGHT, BOTTOM))
+    for step in (0, 1000, 2000, 3000):
+        parts.append(text(x(step), BOTTOM + 16, f"{step:,}", "small"))
+    train = [(0, log["first"]), *((every * (i + 0.5), bits) for i, bits in
+                                  enumerate(log["train"]["bits_per_byte"]))]
+    parts.append(curve([(x(step), y(bits)) for step, bits in train]))
+    held_out = sorted((int(step), bits) for step, bits in log["validation"].items())
+    parts += [circle(x(step), y(bits), 2, "b") for step, bits in held_out[1::2]]
+    parts += [text(300, 170, "held-out text", "small b"), text(230, 221, "batches", "small a")]
+
+    zero, height = RATE
+    rates = [(step, ne.lr_at(step, steps, 1.0, 25, 0.0)) for step in (*range(0, 25, 4), 25,
+                                                                     *range(60, steps + 1, 60))]
+    parts += [line(LEFT, zero, RIGHT, zero), text((LEFT + RIGHT) / 2, zero + 16, "step", "small"),
+              curve([(x(step), zero - height * rate) for step, rate in rates], "bb"),
+              text(RIGHT, zero - height + 6, "learning rate", "small", "end")]
+
+    first, *others = sorted(map(int, log["samples"]))
+    for i, step in enumerate((first, *others)):
+        near = min(train, key=lambda point: abs(point[0] - step))[1] if step else log["first"]
+        parts += [circle(x(step), y(near), 8, "c"), text(x(step), y(near) + 4, i + 1, "small on")]
+        top = 24 + 74 * i
+        parts += [circle(400, top - 4, 8, "c"), text(400, top, i + 1, "small on"),
+                  text(416, top, f"step {step:,}", "bold", "start")]
+        parts += [text(416, top + 17 + 15 * j, row, "mono small", "start")
+                  for j, row in enumerate(lines_of(log["samples"][str(step)]))]
+    batches, held_out = log["train"]["bits_per_byte"][-1], log["final"]
+    return svg(324, f"The loss of a run of {steps:,} steps. On the batches it falls from "
+               f"{log['first']:.1f} to about {batches:.1f} bits per byte, on held-out text to "
+               f"about {held_out:.1f}. The samples begin as random characters, and become "
+               "words, then lines of a play.", *parts)

@@ -1,4 +1,4 @@
-# A transformer in NumPy: forward, backward, training and sampling.  docs/tour/10_own_gpt.md shows
+# A transformer in NumPy: forward, backward, training and sampling.  docs/tour/12_own_gpt.md shows
 # all of this file and explains it.  It takes two to four minutes on one core:
 #
 #     OPENBLAS_NUM_THREADS=1 python docs/tour/own_gpt.py

@@ -1,6 +1,6 @@
-"""Records a run of docs/tour/own_gpt.py for page 10 of the tour.
+"""Records a run of docs/tour/own_gpt.py for page 12 of the tour.
 
-    OPENBLAS_NUM_THREADS=1 python bench/tour/record_10.py        writes docs/tour/10_log.json
+    OPENBLAS_NUM_THREADS=1 python bench/tour/record_12.py        writes docs/tour/12_log.json
 """
 import json
 import pathlib
@@ -32,7 +32,7 @@ def record():
 
 
 if __name__ == "__main__":
-    path = ROOT / "docs/tour/10_log.json"
+    path = ROOT / "docs/tour/12_log.json"
     written = json.dumps(record(), indent=1, ensure_ascii=False)
     path.write_text(re.sub(r"(?<=[\d\[,])\n +(?=\d)", " ", written) + "\n", encoding="utf-8")
     print(path.relative_to(ROOT))

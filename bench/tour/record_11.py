@@ -1,7 +1,7 @@
-"""Thins the log of a real run for page 9 of docs/tour.
+"""Thins the log of a real run for page 11 of docs/tour.
 
     python nanoeuler.py train --steps 3000 --eval-every 100 --out run.bin
-    python bench/tour/record_09.py run.bin          writes docs/tour/09_log.json
+    python bench/tour/record_11.py run.bin          writes docs/tour/11_log.json
 
 The samples are those of the run: 40 tokens after a line end, at temperature 0.8.  The run does not
 record samples at step 0 and after its last step, so they are sampled here in the same way.
@@ -56,7 +56,7 @@ def record(out):
 
 
 if __name__ == "__main__":
-    path = ROOT / "docs/tour/09_log.json"
+    path = ROOT / "docs/tour/11_log.json"
     written = json.dumps(record(sys.argv[1]), indent=1, ensure_ascii=False)
     path.write_text(re.sub(r"(?<=[\d\[,])\n +(?=\d)", " ", written) + "\n", encoding="utf-8")
     print(path.relative_to(ROOT))
