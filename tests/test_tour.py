@@ -142,6 +142,8 @@ def test_a_page_has_what_all_have(path):
     assert text.startswith("# Appendix. " if path == PAGES[-1] else f"# {number}. ")
     assert (TOUR / f"{path.stem}.svg").exists() and f"]({path.stem}.svg)" in text
     assert "## Exercise" in text and "<details><summary>Answer</summary>" in text
+    [own] = re.findall(r"^## On your own\n\n(.*?)\n\nNext: ", text, re.M | re.S)
+    assert len(own.split()) >= 20 and "<details>" not in own         # an exercise without an answer
     assert "## What you should remember" in text and "nanoeuler.py" in text
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         assert target.startswith("http") or (TOUR / target).exists(), target
