@@ -24,7 +24,7 @@ def prediction():
                   if truth else "",
                   arrow(x + at, base - unit * p, x + at, base - unit * truth, "bb"),
                   text(x + 28, base + 19, f"{p - truth:+.2f}".replace("-", "−"), "mono")]
-    parts += [text(20, base + 42, "blue: softmax. grey: the token that came.", "small", "start"),
+    parts += [text(20, base + 42, "blue: softmax. gray: the token that came.", "small", "start"),
               text(20, base + 58, "below: the gradient. arrows: where the steps lead", "small",
                    "start")]
     return parts

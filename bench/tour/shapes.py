@@ -2,7 +2,7 @@
 from xml.sax.saxutils import escape
 
 WIDE = 720
-# classes: a, b, c fill with the three colours; ab, bb, cb draw lines in them; faint is grey
+# classes: a, b, c fill with the three colors; ab, bb, cb draw lines in them; faint is gray
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #333 } .small { font-size: 11px }
 .mono { font-family: ui-monospace, monospace } .bold { font-weight: 600 }
