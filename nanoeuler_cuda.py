@@ -389,7 +389,7 @@ def filled(n, v):
 #
 #     python nanoeuler_cuda.py ladder
 #
-# docs/tour/11_gpu.md explains why each rung is faster than the one before.  A Model uses `matmul`,
+# docs/tour/14_gpu.md explains why each rung is faster than the one before.  A Model uses `matmul`,
 # which takes any type and layout, or the kernels of tensor_cores/.
 @cuda_kernel
 def naive_matmul_kernel(out, x, w):
