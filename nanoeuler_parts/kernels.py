@@ -96,13 +96,16 @@ def compile_lora_decoding_kernels():
     """Compiles the decoder with adapters, unless the cache has it."""
     fill_cache(lora_decoding_kernels())
 
+def lora_kernels(dtype):
+    """The kernels of the passes of a model with LoRA in this dtype"""
+    from nanoeuler_parts.lora.kernels import run_backward, run_forward, run_head
+    return {f"compile_lora({dtype!r})": [Compiled(kernel, "s.panel", PANELS[dtype])
+                                         for kernel in (run_forward, run_backward, run_head)]}
+
 def compile_lora_kernels(dtype=DTYPE, decoding=False):
     """Compiles the passes of a model with LoRA in this dtype, unless the cache has them.
     decoding: also what a run needs besides, the decoders and AdamW"""
-    from nanoeuler_parts.lora.kernels import run_backward, run_forward, run_head
-    kernels = [Compiled(kernel, "s.panel", PANELS[dtype])
-               for kernel in (run_forward, run_backward, run_head)]
-    parts = {f"compile_lora({dtype!r})": kernels}
+    parts = lora_kernels(dtype)
     if decoding:
         updates = f"compile_updates({dtype!r})"
         parts |= {updates: training_kernels(dtype)[updates], **lora_decoding_kernels()}

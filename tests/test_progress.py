@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 from helpers import never
 
-from nanoeuler_parts.kernels import DECODING, gradient_kernels, training_kernels
+from nanoeuler_parts.kernels import (
+    DECODING, gradient_kernels, lora_decoding_kernels, lora_kernels, training_kernels,
+)
 from nanoeuler_parts.machine import kernels
 from nanoeuler_parts.machine.cpu import DTYPE
 from nanoeuler_parts.machine.kernels import COMPILED, KERNELS, Progress, wait_for
@@ -83,7 +85,9 @@ def test_each_kernel_of_a_process_is_counted(capfd):
 
 def test_every_call_has_its_number():
     parts = {**training_kernels("f32"), **training_kernels("bf16"), **DECODING,
-             **gradient_kernels("f64")}
+             **gradient_kernels("f64"), **lora_decoding_kernels()}
+    for dtype in ("f32", "bf16", "f64"):
+        parts |= lora_kernels(dtype)
     assert parts.keys() == KERNELS.keys() and min(KERNELS.values()) > 20
 
 

@@ -2,6 +2,7 @@
 infinity are not."""
 import ast
 import dataclasses
+import json
 import math
 import typing
 from types import SimpleNamespace
@@ -18,6 +19,10 @@ from nanoeuler_parts.chat import json_schema, prompts
 from nanoeuler_parts.cli import add_verbs, Parser, VERBS
 from nanoeuler_parts.files import texts
 from nanoeuler_parts.interchange import gguf, huggingface, tokenizers
+from nanoeuler_parts.lora import files as adapters
+from nanoeuler_parts.lora.adapter import MOST_RANK
+from nanoeuler_parts.lora.decoder import LoraDecoder
+from nanoeuler_parts.lora.model import LoraModel
 from nanoeuler_parts.machine import threads
 from nanoeuler_parts.serve import ollama, protocol, responses, runs
 from nanoeuler_parts.tokenizers import added
@@ -307,6 +312,32 @@ def ends_in_gguf(n, capsys):
     assert "GGUF has places" not in capsys.readouterr().err
 
 
+def lora_pass(n):
+    model = SimpleNamespace(cfg=TINY, prepare=accept)
+    rows = np.zeros((1, n), np.int32)
+    LoraModel.run(model, None, rows, rows)
+
+
+def adapter_of_slot(k):
+    """Of two adapters; -1: none"""
+    LoraDecoder.use(SimpleNamespace(held_ids=[[]], stack=SimpleNamespace(scale=[1, 1]),
+                                    of_slot=[0]), k)
+
+
+def peft_config(tmp_path, **values):
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], **values}
+    (tmp_path / adapters.CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    adapters.settings_in(str(tmp_path))
+
+
+def rank_of_peft(r, tmp_path):
+    peft_config(tmp_path, r=r)
+
+
+def alpha_of_peft(alpha, tmp_path):
+    peft_config(tmp_path, lora_alpha=alpha)
+
+
 BYTES = bpe.Tokenizer({c: i for i, c in enumerate(bpe.CHAR_OF_ID)}, [])
 V, T = TINY.vocab_size, TINY.seq_len
 # {function with ranges: for each of its ranges, a call that fails outside, and the two ends}
@@ -329,6 +360,8 @@ RANGES = {
     "is_types": [(kinds, 1, len(json_schema.TYPES))], "within": [(within, 2, 3)],
     "Compiler.fits_limits": [(fits_limits, 2, 3)],
     "write_gguf": [(ends_in_gguf, 1, len(gguf.ENDS))],
+    "LoraModel.run": [(lora_pass, 1, T)], "LoraDecoder.use": [(adapter_of_slot, -1, 1)],
+    "settings_in": [(rank_of_peft, 1, MOST_RANK), (alpha_of_peft, 1, 10**6)],
 }
 # {function with ranges: file and name of a test that tries their ends}
 ELSEWHERE = {

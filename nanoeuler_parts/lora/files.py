@@ -122,8 +122,8 @@ def settings_in(folder):
         rank, alpha = config.get("r"), config.get("lora_alpha")
         need(type(rank) is int and 0 < rank <= MOST_RANK,
              f"its r is {rank!r:.40}, expected a whole number from 1 to {MOST_RANK}")
-        need(type(alpha) in (int, float) and math.isfinite(alpha) and 0 < alpha < 1e6,
-             f"its lora_alpha is {alpha!r:.40}, expected a positive number")
+        need(type(alpha) in (int, float) and math.isfinite(alpha) and 0 < alpha <= 1e6,
+             f"its lora_alpha is {alpha!r:.40}, expected a number above 0, at most 1000000")
         rslora = config.get("use_rslora") or False
         need(type(rslora) is bool, f"its use_rslora is {rslora!r:.40}, expected true or false")
     return rank, float(alpha) * (math.sqrt(rank) if rslora else 1.0)
