@@ -298,6 +298,33 @@ def test_requests_do_not_wait_for_the_schemas_of_others(there, monkeypatch):
     assert [ids == order[0] for ids in order] == [True, False] + 23 * [True]
 
 
+def test_a_schema_that_takes_long_restricts_every_answer_of_its_request(there, monkeypatch):
+    """Each of n answers to each prompt is the one to the same schema prepared with its request."""
+    prepared, original = [], protocol.Reader.prepare_schema
+
+    def prepare(reader, asked, *args):
+        prepared.append(len(asked.answers))
+        return original(reader, asked, *args)
+
+    def texts(path, body, title):            # another title is another schema: none is stored
+        schema = {"title": title, "type": "string", "pattern": "^[ab]{20,300}$"}
+        status, _, said = post(there[0], path, {**body, "guided_json": schema})
+        assert status == 200
+        return [c["text"] if "text" in c else c["message"]["content"] for c in said["choices"]]
+
+    monkeypatch.setattr(protocol.Reader, "prepare_schema", prepare)
+    for i, (path, body) in enumerate([(TEXT, {"prompt": "a"}), (CHAT, {"messages": HELLO, "n": 3}),
+                                      (TEXT, {"prompt": ["a", "b"], "n": 2})]):
+        body |= {"max_tokens": 9, "seed": 3, "temperature": 1}
+        first = texts(path, body, f"slow {i}")
+        with monkeypatch.context() as changed:
+            changed.setattr(protocol, "QUICK_PIECES", 1 << 30)
+            assert first == texts(path, body, f"quick {i}")
+        assert first == texts(path, body, f"slow {i}")   # it is stored now
+        assert all(re.fullmatch('"[ab]+', text) for text in first), first
+    assert prepared == [1, 3, 4]
+
+
 def test_a_long_preparation_takes_turns_with_the_steps_of_a_model(there, monkeypatch):
     """Each piece of its work, json_schema.PIECE steps, takes a turn of its own.  The last piece of
     a rejected schema is not complete."""
