@@ -191,6 +191,28 @@ def test_a_good_folder_is_read(folder):
     assert found.state == c.state
 
 
+# Of a State: the fields that an adapter brings.  All others are those of the model.
+BROUGHT = dict(kind="chat", template="{{ messages[0]['content'] }}", bos="<a>", eos="<b>",
+               stops=["<c>", "</s>"], thinking="on")
+OTHERS = dict(weights="bf16", step=7, n_steps=9, source="other.bin", source_sha256="1" * 64,
+              text_sha256="2" * 64, learned=["3" * 64], options={"batch": 1})
+
+
+def test_an_adapter_brings_how_its_training_asked_and_ended_answers(folder):
+    """Its base may be in another format, whose file names other tokens"""
+    path, adapter = folder
+    c, lora = ne.read_checkpoint(str(path)), Lora(2, 4.0)
+    trained = replace(c.state, **BROUGHT, **OTHERS)
+    same = [name for name in BROUGHT | OTHERS if getattr(trained, name) == getattr(c.state, name)]
+    assert not same
+    write_adapter(str(adapter), c.cfg, lora, random_adapter(c.cfg, lora), trained, "")
+    want = replace(c.state, **BROUGHT)
+    assert merge_into(c, read_adapter(str(adapter), c.cfg)).state == want
+    speaker = ne.load(str(path), adapter=str(adapter))
+    assert speaker.state == want and speaker.template == want.template and speaker.answers
+    assert speaker.ends == (c.tokenizer.specials["</s>"],)
+
+
 @pytest.mark.parametrize("values, words", [
     (dict(r=0), ["its r is 0", "1 to 1024"]), (dict(r=True), ["its r is True"]),
     (dict(r="8"), ["its r is '8'"]), (dict(r="absent"), ["its r is None"]),
