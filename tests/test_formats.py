@@ -83,6 +83,7 @@ def conversation_forms(x):
     """The forms of a whole conversation"""
     system, others = apart(x)
     *before, (_, answer) = x
+    asked, told = of_alpaca(others[:-1]), [*x[:len(x) - len(others)], x[-1]]
     return {
         "messages": dict(messages=of_openai(x)),
         "parts": dict(messages=in_parts(x)),
@@ -94,6 +95,9 @@ def conversation_forms(x):
         "system beside ShareGPT": dict(system=system, conversations=of_sharegpt(others)),
         "completion": dict(completion=of_openai(x)),
         "a question that is there twice": dict(prompt=others[0][1], messages=of_openai(x)),
+        **{f"the system message in {name}": {**asked, name: messages} for name, messages in (
+            ("completion", of_openai(told)), ("messages", of_openai(told)),
+            ("conversations", of_sharegpt(told)))},
         "nulls": dict(id=7, output=None, tools=[], messages=[
             {**m, "tool_calls": None, "weight": 1} for m in of_openai(x)])}
 
@@ -119,6 +123,8 @@ def pair_forms(x):
     whole = {key: of_openai([*asked, y]) for key, y in (("chosen", last), ("rejected", worse))}
     of_text = {key: of_anthropic([*others, y]) for key, y in (("chosen", last),
                                                             ("rejected", worse))}
+    told = {key: of_openai([*asked[:len(asked) - len(others)], y])
+            for key, y in (("chosen", last), ("rejected", worse))}
     objects = {key: of_sharegpt([y])[0] for key, y in (("chosen", last), ("rejected", worse))}
     return {
         "TRL": dict(prompt=of_openai(asked), **chosen, **rejected),
@@ -127,6 +133,7 @@ def pair_forms(x):
                          rejected=in_parts([worse])[0]),
         "Alpaca": dict(**of_alpaca(asked), **texts),
         "Alpaca and messages": dict(**of_alpaca(asked), **chosen, **rejected),
+        "the system message in both answers": dict(**of_alpaca(others), **told),
         "without a question": whole,
         "UltraFeedback": dict(prompt=others[0][1], **whole, messages=whole["chosen"]),
         "a question in all three": dict(prompt=of_openai(asked), **whole),
