@@ -489,16 +489,36 @@ def test_names_of_pre_tokenizers_are_those_of_transformers():
     assert all(theirs[name] not in PATTERNS for name in theirs.keys() - both - NOT_OURS)
 
 
+def words_of_gpt2(pre):
+    """The metadata of a small tokenizer, without the prefix of their names"""
+    tokens = [*bpe.CHAR_OF_ID, "\u0120t", "12", "\u0120the", "he", "</s>"]
+    return dict(model="gpt2", pre=pre, tokens=tokens, token_type=[1] * 260 + [3],
+                merges=["\u0120 t", "1 2", "h e", "\u0120t he"], bos_token_id=260)
+
+
 @pytest.mark.parametrize("name", PRE)
 def test_each_name_of_a_pre_tokenizer_splits_as_its_first_name(name):
     first = next(other for other, pre in PRE.items() if pre.cutting == PRE[name].cutting)
-    tokenizers = []
-    for pre in (name, first):
-        ids = [*bpe.CHAR_OF_ID, "\u0120t", "12", "\u0120the", "he", "</s>"]
-        words = dict(model="gpt2", pre=pre, tokens=ids, token_type=[1] * 260 + [3],
-                     merges=["\u0120 t", "1 2", "h e", "\u0120t he"], bos_token_id=260,
-                     add_bos_token=False)
-        tokenizers.append(tokenizer_of_gguf(words))
+    tokenizers = [tokenizer_of_gguf({**words_of_gpt2(pre), "add_bos_token": False})
+                  for pre in (name, first)]
     text = "the theatre 1234 I'LL \u00e9\n\n  x"
     assert tokenizers[0].encode(text).tolist() == tokenizers[1].encode(text).tolist()
     assert gguf_of_tokenizer(tokenizers[0])["tokenizer.ggml.pre"] in (first, "llama-bpe")
+
+
+# The pre-tokenizers for which llama.cpp sets add_bos (llama-vocab.cpp)
+BEGIN = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+         "tekken"}
+
+
+@pytest.mark.parametrize("name", PRE)
+def test_texts_begin_as_in_llama_cpp_if_a_file_does_not_say_how(name):
+    assert BEGIN <= PRE.keys()
+    words, special = words_of_gpt2(name), (260,)
+    for adds, begins in {None: special * (name in BEGIN), True: special, False: ()}.items():
+        more = {} if adds is None else {"add_bos_token": adds}
+        tokenizer = tokenizer_of_gguf({**words, **more})
+        assert tokenizer.begins == begins, adds
+        ids = tokenizer.encode("the").tolist()
+        assert tokenizer.encode_whole("the").tolist() == [*begins, *ids]
+        assert gguf_of_tokenizer(tokenizer)["tokenizer.ggml.add_bos_token"] is bool(begins)
