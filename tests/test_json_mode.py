@@ -633,6 +633,39 @@ def test_one_of_some_ranges_is_only_one(kind):
     assert min(n.values()) > 50 and len(n) == 2, n
 
 
+PLAIN = [None, False, True, -1, 0, 1, 2, 2.5, 3, "", "a", "ab", "abc", [], [0], [0, 0],
+         [0, "a"], {}]
+
+
+def test_schemas_that_hold_together_accept_what_fits_each():
+    """Random ones, each with types in any order, and with limits, constants and items: of these
+    values, exactly those that fit all of them.  They are rejected only if no value fits."""
+    jsonschema = needs("jsonschema")
+    rnd, n = random.Random(9), Counter()
+    limits = [name for names, _ in LIMITED.values() for name in names]
+
+    def some_plain_schema():
+        kinds = rnd.sample([*json_schema.TYPES], rnd.randint(1, len(json_schema.TYPES)))
+        return {"type": rnd.choice([kinds, kinds, kinds[0]]),
+                **{name: rnd.randint(0, 3) for name in limits if rnd.random() < 0.15},
+                **rnd.choice(4 * [{}] + [{"enum": rnd.sample(PLAIN, rnd.randint(1, 9))}]),
+                **rnd.choice(4 * [{}] + [{"items": {"type": rnd.choice(["integer", "string"])}}])}
+
+    for _ in range(some(900)):
+        schema = {"allOf": [some_plain_schema() for _ in range(rnd.randint(2, 3))]}
+        validator = jsonschema.Draft202012Validator(schema)
+        fitting = [encoded(x) for x in PLAIN if validator.is_valid(x)]
+        try:
+            frame, _ = compiled(as_text(schema))
+        except ne.UserError as e:
+            assert not fitting, (schema, fitting, e)
+            n["rejected"] += 1
+            continue
+        assert [x for x in map(encoded, PLAIN) if accepts((frame,), x)] == fitting, schema
+        n["accepted"] += 1
+    assert min(n.values()) > 50 and len(n) == 2, n
+
+
 @pytest.mark.parametrize("schema, good, bad", [
     ({"type": "string", "maxLength": 3, "anyOf": [{"minLength": 5}, {"maxLength": 2}]},
      ["ab"], ["abc"]),
