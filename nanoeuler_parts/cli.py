@@ -17,8 +17,9 @@ import numba
 from bpe import need, printable, UserError
 from nanoeuler import __version__
 from nanoeuler_parts.files.errors import problem
-from nanoeuler_parts.flags import flag, THREADS, typed
-from nanoeuler_parts.help import COMMON, EXAMPLES, GROUP_OF, GROUPS, MOST_SHOWN, SELDOM
+from nanoeuler_parts.flags import (
+    COMMON, EXAMPLES, flag, GROUP_OF, GROUPS, MOST_SHOWN, SELDOM, THREADS, typed,
+)
 from nanoeuler_parts.machine.threads import use_threads
 
 # (name of a verb, the module that declares its arguments, help)
@@ -149,7 +150,7 @@ def add_arguments(parser, call, *args, settings=(), shape=()):
         parser.add_argument("--help-all", action=HelpAll, nargs=0, default=argparse.SUPPRESS,
                             help=f"show {n} more flags, too, and exit")
         parser.flags, parser.common = (*parser.flags, "--help-all"), common
-        words = [f"[{a.metavar or a.dest}]" if a.nargs in ("?", "*") else a.metavar or a.dest
+        words = [{"?": "[{}]", "*": "[{} ...]"}.get(a.nargs, "{}").format(a.metavar or a.dest)
                  for a in parser._actions if not a.option_strings]
         parser.usage = " ".join(["%(prog)s", *words, "[flags]"])
     return parser

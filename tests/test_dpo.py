@@ -313,7 +313,7 @@ def test_a_log_does_not_empty_the_pairs_of_others(force, base, tmp_path, monkeyp
 
 def test_help_names_no_setting_that_dpo_does_not_use(capsys):
     with pytest.raises(SystemExit) as ended:
-        ne.main(["dpo", "--help"])
+        ne.main(["dpo", "--help-all"])
     said = capsys.readouterr().out
     assert ended.value.code == 0 and "--beta" in said and "--mtp-weight" not in said
     assert "--seq-len" in said

@@ -443,7 +443,7 @@ def test_a_chat_refuses_what_it_has_not(path, capsys):
         with pytest.raises(ne.UserError, match=f"{name}: expected .*, found 2"):
             chat(str(path), **{name: 2})
     with pytest.raises(SystemExit):
-        ne.main(["chat", "--help"])
+        ne.main(["chat", "--help-all"])
     said = capsys.readouterr().out
     assert "--speculate" in said and "--logprobs" not in said and "--n " not in said
 

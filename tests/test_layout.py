@@ -137,7 +137,7 @@ UPWARD = {
     ("nanoeuler", "Model", "kernels"), ("nanoeuler", "Decoder", "kernels"),
     ("nanoeuler", "main", "cli"),
     *(("kernels", name, "lora") for name in (
-        "compile_lora", "compile_lora_decoding", "lora_decoding_kernels", "compile_lora_kernels")),
+        "compile_lora", "compile_lora_decoding", "lora_decoding_kernels", "lora_kernels")),
     ("runs.start", "launch_any", "tuning"),              # a run with LoRA
     ("chat.terminal", "conversation_in", "tuning"),      # /load reads the files of `sft`
     *(("tools.on_gpu", name, "nanoeuler_cuda")           # when its verb runs
