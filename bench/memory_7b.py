@@ -10,16 +10,14 @@ import argparse
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
-import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import bpe
 import numpy as np
-from common import cpu_model, versions
+from common import cpu_model, versions, watched
 
 import nanoeuler as ne
 from nanoeuler_parts.checkpoint.tensors import tensor_shapes
@@ -58,22 +56,6 @@ def write_model(folder, layers):
     return ne.n_params(cfg)
 
 
-def watched(*args):
-    """Runs nanoeuler.py, and returns (seconds, peak of its own memory in bytes)."""
-    began, most = time.perf_counter(), 0
-    process = subprocess.Popen([sys.executable, ROOT / "nanoeuler.py", *map(str, args)],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while process.poll() is None:
-        try:
-            status = pathlib.Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
-            most = max(most, 1024 * int(status.split("RssAnon:")[1].split()[0]))
-        except (OSError, IndexError):        # it has just ended
-            pass
-        time.sleep(0.02)
-    assert process.returncode == 0, args
-    return time.perf_counter() - began, most
-
-
 def main():
     parser = argparse.ArgumentParser(description="memory of a 7B shape in int8")
     parser.add_argument("--layers", type=int, default=32, help="number of layers")
@@ -86,10 +68,10 @@ def main():
         size = sum(path.stat().st_size for path in pathlib.Path(folder).glob("*.safetensors"))
         print(f"{n:,} parameters, {size / 1e9:.2f} GB in bfloat16", flush=True)
         out = f"{folder}/int8.bin"
-        seconds, most = watched("import", folder, out, "--dtype", "int8")
+        _, seconds, most = watched("import", folder, out, "--dtype", "int8")
         print(f"import --dtype int8: {os.path.getsize(out) / 1e9:.2f} GB, {seconds:.0f} s, peak "
               f"{most / 1e9:.2f} GB", flush=True)
-        seconds, most = watched("generate", "To be, or", out, "--tokens", 20, "--temperature", 0)
+        _, seconds, most = watched("generate", "To be, or", out, "--tokens", 20, "--temperature", 0)
         print(f"generate, 20 tokens: {seconds:.0f} s, peak {most / 1e9:.2f} GB", flush=True)
 
 

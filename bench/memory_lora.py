@@ -11,16 +11,14 @@ import argparse
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
-import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import bpe
 import numpy as np
-from common import cpu_model, versions
+from common import cpu_model, versions, watched
 
 import nanoeuler as ne
 from nanoeuler_parts.checkpoint.file import meta_of
@@ -74,25 +72,6 @@ def write_rows(path, tokenizer, n, tokens):
     path.write_text(json.dumps(examples), encoding="utf-8")
 
 
-def watched(*args):
-    """Runs nanoeuler.py, and returns (its output, peak of its own memory in bytes)."""
-    most = 0
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
-        process = subprocess.Popen([sys.executable, ROOT / "nanoeuler.py", *map(str, args)],
-                                   stdout=out, stderr=out)
-        while process.poll() is None:
-            try:
-                status = pathlib.Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
-                most = max(most, 1024 * int(status.split("RssAnon:")[1].split()[0]))
-            except (OSError, IndexError):    # it has just ended
-                pass
-            time.sleep(0.02)
-        out.seek(0)
-        said = out.read()
-    assert process.returncode == 0, said
-    return said, most
-
-
 def main():
     parser = argparse.ArgumentParser(description="memory of sft --lora, shape of Qwen3 0.6B")
     parser.add_argument("--layers", type=int, default=28, help="number of layers")
@@ -112,7 +91,7 @@ def main():
         write_rows(folder / "rows.json", tokenizer, 4, args.tokens)
         print(f"{ne.n_params(cfg):,} parameters, {(folder / 'model.bin').stat().st_size / 1e9:.2f} "
               f"GB in int8", flush=True)
-        said, most = watched(
+        said, _, most = watched(
             "sft", folder / "model.bin", "--data", folder / "rows.json", "--lora", args.rank,
             "--steps", args.steps, "--batch", args.tokens, "--row-len", args.tokens, "--template",
             "alpaca", "--dtype", args.dtype, "--threads", args.threads, "--out", folder / "adapter")

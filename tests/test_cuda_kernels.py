@@ -468,6 +468,27 @@ def test_a_product_of_rows_takes_each_slice_once(groups):
     assert len(in_pieces) == 6               # one piece, several, more than stages; also uneven
 
 
+@pytest.mark.parametrize("groups", [*TURNS_AT_ONCE])
+def test_each_piece_of_w_is_requested_before_a_block_waits_for_it(groups):
+    """Once, into a stage that has been read.  A piece that nobody requests would hang the GPU."""
+    kinds = set()
+    for K, tiles, normed, loops in itertools.product(
+            [8, 2048, 2056, *range(4096, 32_768, 4096)], (1, 2, 4), (False, True), (False, True)):
+        found = SimpleNamespace(**constants(row_product(K, tiles, groups, normed, True,
+                                                        loops).multiply))
+        for jobs in (1, 2, 7) if loops and found.STAGES > 1 else (1,):
+            n = jobs * found.PIECES
+            requested = [*range(min(found.STAGES, n))]
+            for at in range(n):
+                assert at in requested, (K, tiles, normed, loops, jobs)
+                if found.REFILLS and at + found.STAGES < n:
+                    requested.append(at + found.STAGES)
+            assert requested == [*range(n)]
+        assert found.PIECES == 1 or found.STAGES > 1
+        kinds.add((found.PIECES > 1, found.PIECES > found.STAGES, loops))
+    assert len(kinds) == 6
+
+
 Wide = namedtuple("Wide", "shared memory copies ahead", defaults=(0, 0, 0, 0))
 
 

@@ -66,26 +66,32 @@ def weight_stride(K):
     two rows at a time, which must lie in different banks."""
     return 2 * K + (64 - 2 * K) % 128
 
-# How rows of W arrive: in `pieces` pieces, of which each has `turns` turns of K (the last one may
-# have fewer), through a ring of `stages` stages
+# How rows of W arrive: the number of pieces, the turns of K in each piece (the last one may have
+# fewer), and the stages of the ring
 Ring = namedtuple("Ring", "pieces turns stages")
-WHOLE, PIECE = 56 << 10, 36 << 10            # most bytes of a tile in one piece; else of a piece
+WHOLE = 56 << 10                             # bytes: a job of at most so many has one piece
+PIECE = 36 << 10                             # most bytes of a piece of a larger job
 BLOCK_SMEM = (228 << 10) // 2 - 1024         # bytes of shared memory for each of two blocks
 MOST_STAGES = 4
 
 def ring_of(K, tiles, groups, normed, hopper, loops):
     """Returns the Ring of a product.
-    loops: a block may take several tiles, one after the other"""
-    turns, whole = cdiv(K, 8 * SLICE), 8 * tiles * weight_stride(K)
-    if not hopper or whole <= WHOLE:
+    loops: a block may have several jobs, one after the other
+    Several pieces have two stages or more, so that one is copied while another one is read."""
+    turns, at_once = cdiv(K, 8 * SLICE), TURNS_AT_ONCE[groups]
+
+    def size(turns):                         # bytes of so many turns of a job's rows
+        return 8 * tiles * weight_stride(min(K, 8 * SLICE * turns))
+    if not hopper or size(turns) <= WHOLE:
         return Ring(1, turns, 1)
-    per_piece, at_once = cdiv(turns, min(turns, cdiv(whole, PIECE))), TURNS_AT_ONCE[groups]
-    if per_piece > at_once:              # turns are loaded so many at a time
+    room = BLOCK_SMEM - static_smem(groups, tiles) - 4 * K * normed
+    fits = max((n for n in range(1, turns) if size(n) <= min(PIECE, room // 2)), default=1)
+    per_piece = cdiv(turns, cdiv(turns, fits))
+    if per_piece > at_once:                  # loads of this many turns are in flight together
         per_piece -= per_piece % at_once
     pieces = cdiv(turns, per_piece)
-    room = BLOCK_SMEM - static_smem(groups, tiles) - 4 * K * normed
-    stages = room // (8 * tiles * weight_stride(8 * SLICE * per_piece))
-    return Ring(pieces, per_piece, max(1, min(stages, MOST_STAGES if loops else pieces)))
+    most = MOST_STAGES if loops else min(MOST_STAGES, pieces)
+    return Ring(pieces, per_piece, max(2, min(most, room // size(per_piece))))
 
 @inlined
 def own_row():
@@ -113,6 +119,7 @@ def row_product(K, TILES, GROUPS, normed, hopper, loops=False):
     ROW_BYTES, W_ROWS, PIECE_K = 2 * K, 8 * TILES, min(K, 8 * SLICE * TURNS)
     STRIDE, PIECE_BYTES = weight_stride(PIECE_K), 2 * PIECE_K
     STAGE_BYTES, LAST_BYTES = W_ROWS * STRIDE, ROW_BYTES - (PIECES - 1) * PIECE_BYTES
+    REFILLS = PIECES > STAGES or loops and STAGES > 1    # does a stage hold more than one piece?
     GAIN_BYTES, GAIN_START = 4 * K if normed else 0, STAGES * STAGE_BYTES // 4 if hopper else 0
     SLICES, TILES_FROM_FIRST = cdiv(K, SLICE), cdiv(TILES, 2)
     TURNS_LOADED = cdiv(TURNS, cdiv(TURNS, TURNS_AT_ONCE[GROUPS]))   # turns in flight
@@ -243,7 +250,7 @@ def row_product(K, TILES, GROUPS, normed, hopper, loops=False):
                             for group in range(GROUPS_LOADED):
                                 add_slice(acc, ss, xs, 8 * (GROUPS_LOADED * i + group), gain_of, a,
                                           b, group0 + group)
-            if STAGES > 1 and (loops or PIECES > STAGES):
+            if REFILLS:
                 if at + u32(STAGES) < jobs * u32(PIECES):
                     cuda.syncthreads()       # all warps have read this piece
                     if thread_id() < WARP:

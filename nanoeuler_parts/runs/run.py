@@ -304,10 +304,13 @@ class Run:
                            (flat, *moments)):
             if not math.isfinite(x.sum(dtype=np.float64)):           # which cannot overflow
                 at = int(np.flatnonzero(~np.isfinite(x))[0])
-                name = next(t.name for t in param_table(self.model.cfg) if at < t.end)
-                raise UserError(f"step {self.step}: a number of {name}{kind} is {x[at]}; the run "
-                                f"stops here, {self.out} is unchanged; start again with a lower "
-                                f"--lr and another --out")
+                raise UserError(f"step {self.step}: a number of {self.tensor_at(at)}{kind} is "
+                                f"{x[at]}; the run stops here, {self.out} is unchanged; start "
+                                f"again with a lower --lr and another --out")
+
+    def tensor_at(self, at):
+        """The name of the tensor that holds this entry of the parameters"""
+        return next(t.name for t in param_table(self.model.cfg) if at < t.end)
 
     def log_entry(self, losses, norm, hyper, seconds):
         """The log record of the step that has just ended"""
@@ -406,10 +409,13 @@ class Run:
     def write_file(self, path, flat, moments=()):
         self.need_finite_numbers(flat, moments)
         try:
-            write_checkpoint(path, self.model.cfg, self.tokenizer, self.state, flat, moments)
+            self.write_tensors(path, flat, moments)
         except MemoryError as e:             # for copies of the moments, or a long reference
             raise WriteError(f"cannot write {path}: out of memory ({e}); "
                              f"close other programs") from e
+
+    def write_tensors(self, path, flat, moments):
+        write_checkpoint(path, self.model.cfg, self.tokenizer, self.state, flat, moments)
 
     def continuation(self, n, prompt, temperature=Sampling.temperature):
         """The text sampled after a prompt's ids: up to n tokens, or up to the end token"""

@@ -3,19 +3,16 @@ as it is.
 
 The output is a folder: the adapter in PEFT's format, run.bin to resume from, and the log.
 """
-import math
 import os
 import shlex
 from dataclasses import replace
 
-import numpy as np
-
-from bpe import need, UserError
+from bpe import need
 from nanoeuler import most_memory, n_params, need_setting
 from nanoeuler_parts.checkpoint.bundled import model_path
 from nanoeuler_parts.checkpoint.file import Checkpoint, open_checkpoint, sha256_of
 from nanoeuler_parts.files.printing import counted
-from nanoeuler_parts.files.writing import refuse_overwrite, WriteError
+from nanoeuler_parts.files.writing import refuse_overwrite
 from nanoeuler_parts.lora.adapter import Lora, n_trained, targets_in
 from nanoeuler_parts.lora.base import base_of_file
 from nanoeuler_parts.lora.files import (
@@ -64,25 +61,14 @@ class Adapting:
         return data
 
     # ---- files
-    def need_finite_numbers(self, flat, moments):
-        for kind, x in zip(("", " of the first moments", " of the second moments"),
-                           (flat, *moments)):
-            if not math.isfinite(x.sum(dtype=np.float64)):
-                at = int(np.flatnonzero(~np.isfinite(x))[0])
-                raise UserError(f"step {self.step}: a number of the adapter{kind} is {x[at]}; the "
-                                f"run stops here, {self.out} is unchanged; start again with a "
-                                f"lower --lr and another --out")
+    def tensor_at(self, at):
+        return "the adapter"
 
-    def write_file(self, path, flat, moments=()):
+    def write_tensors(self, path, flat, moments):
         """Writes run.bin first: it alone holds all that a resumed run needs."""
-        self.need_finite_numbers(flat, moments)
         cfg, s, sha256 = self.model.cfg, self.state, self.base.sha256
-        try:
-            write_run(path, cfg, self.lora, s, flat, moments, sha256)
-            write_adapter(os.path.dirname(path), cfg, self.lora, flat, s, sha256)
-        except MemoryError as e:
-            raise WriteError(f"cannot write {path}: out of memory ({e}); close other programs"
-                             ) from e
+        write_run(path, cfg, self.lora, s, flat, moments, sha256)
+        write_adapter(os.path.dirname(path), cfg, self.lora, flat, s, sha256)
 
     @staticmethod
     def read_own(out, file):
