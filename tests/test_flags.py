@@ -528,7 +528,7 @@ def test_help_shows_the_common_flags_on_one_screen_and_help_all_the_others():
             assert len(shown) <= MOST_SHOWN
 
 
-def test_an_example_of_help_is_a_command_that_its_verb_takes(monkeypatch):
+def test_an_example_of_help_is_a_command_that_its_verb_takes():
     for name, parser in parsers_of(VERBS).items():
         words = shlex.split(EXAMPLES[name])
         assert words[0] == name
