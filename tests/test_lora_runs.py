@@ -149,7 +149,8 @@ def test_what_is_refused(folder, capsys):
         check("--lora", 4, "--out", "ad", "--lora-targets", targets,
               words=[f"--lora-targets: expected projections among q, k, v, o, gate, up, down, with "
                      f"commas between them, found {found}"])
-    check("--lora", 4, "--out", "ad", "--keep-best", words=["--keep-best: an adapter is saved"])
+    check("--lora", 4, "--out", "ad", "--keep-best", "--holdout", 0,
+          words=["--keep-best: expected held-out examples"])
     check("--lora", 2000, "--out", "ad", words=["--lora: expected 0 to 1024, found 2000"])
     check("--lora", 4, "--out", "ad", "--row-len", 1, words=["add.json: none of 144 examples"])
     check("--lora", 4, "--out", "add.json", words=["add.json is a file, but --lora writes a"])
@@ -167,6 +168,63 @@ def test_what_is_refused(folder, capsys):
     refused(capsys, *SFT, words=["ad/adapter_config.json exists; choose another --out"])
     refused(capsys, *resume, "--lora", 4, words=["ad/run.bin: expected a run to resume"])
     run(*SFT[:-len(LENGTH)], "--steps", 1, "--force")
+
+
+def test_the_best_adapter_is_kept(folder, capsys):
+    """As an adapter of its own, in the folder of the run, also by a run that is resumed."""
+    start = (*SFT, "--lr", 0.1, "--warmup", 0, "--eval-every", 1, "--steps", 6)
+    assert "ad/best" in told(*start, "--keep-best")
+    state, best = read_run("ad/run.bin").state, read_adapter("ad/best", read_run("ad/run.bin").cfg)
+    assert best.state.step == state.best_step < 6 and {*os.listdir("ad/best")} == {CONFIG, WEIGHTS}
+    run(*start, "--out", "other")
+    assert "best" not in os.listdir("other")
+    assert np.array_equal(read_run("other/run.bin").flat, read_run("ad/run.bin").flat)
+    run("sft", "--resume", "--out", "ad", "--steps", 7)
+    run("generate", "a", "nanoeuler.bin", "--adapter", "ad/best", "--tokens", 1)
+    more = "sft", "--resume", "--out", "ad", "--steps", 8
+    shutil.copy(f"other/{WEIGHTS}", f"ad/best/{WEIGHTS}")
+    refused(capsys, *more, words=[f"ad/best/{WEIGHTS} is not the best model of this run"])
+    shutil.rmtree("ad/best")
+    Path("elsewhere").mkdir()
+    Path("ad/best").symlink_to(Path("elsewhere").absolute())
+    refused(capsys, *more, words=["ad/best is a link, so nothing is written there"])
+    assert not os.listdir("elsewhere")
+    os.remove("ad/best")
+    run(*more)                               # no validation is better, so there is none to keep
+    assert not os.path.exists("ad/best")
+
+
+def test_an_adapter_is_described(folder):
+    run(*SFT[:-len(LENGTH)], "--steps", 2, "--lora-targets", "q,down")
+    said = told("info", "ad")
+    cfg = read_run("ad/run.bin").cfg
+    n = cfg.n_layer * 4 * (cfg.n_embd + cfg.n_head * cfg.head_dim + cfg.n_hidden + cfg.n_embd)
+    for words in ("ad, a LoRA adapter", "nanoeuler.bin, checksum", "q, down", f"{n:,}", "2 of 2",
+                  "add.json", "chat", "matches"):
+        assert words in said, said
+    assert told("info", "ad/run.bin") == said == told("info", f"ad/{WEIGHTS}")
+
+
+def test_a_model_and_an_adapter_are_told_apart(folder, capsys):
+    run(*SFT[:-len(LENGTH)], "--steps", 1)
+    found = "expected a model, found a LoRA adapter"
+    for name in "ad", "ad/run.bin", f"ad/{WEIGHTS}":
+        for verb in (("generate", "a", name), ("quantize", name, "q.bin"), ("serve", name),
+                     ("sft", name, "--data", "add.json", "--out", "o.bin"), ("lens", "a", name),
+                     ("sft", name, "--data", "add.json", "--lora", 4, "--out", "new")):
+            refused(capsys, *verb, words=[name, found, "--adapter ad"])
+    assert not os.path.exists("new")
+    os.chdir("ad")
+    refused(capsys, "generate", "a", "run.bin", words=["run.bin", found, "--adapter ."])
+    os.chdir("..")
+    run("export", "nanoeuler.bin", "hf")
+    for name, words in (("nanoeuler.bin", "found a model;"), ("add.json", "found none;"),
+                        ("hf", "found a model in Hugging Face's format;"),
+                        ("ad/run.bin", "found a file in it; name ad"),
+                        (f"ad/{WEIGHTS}", "found a file in it; name ad")):
+        refused(capsys, "generate", "a", "nanoeuler.bin", "--adapter", name,
+                words=[f"{name}: expected a folder with {CONFIG}", words])
+    refused(capsys, "import", "ad", "new.bin", words=["ad", "found a LoRA adapter"])
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS, "run.bin", "run.jsonl"])

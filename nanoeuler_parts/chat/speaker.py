@@ -43,11 +43,18 @@ class Speaker:
             self.decoder, state = adapted(c, found, decoder, weights), state_with(c.state, found)
         else:
             self.decoder = decoder(c.cfg, params_in(c), weights)
-        self.options, self.cfg, self.state, self.tokenizer = options, c.cfg, state, c.tokenizer
+        self.options, self.cfg, self.tokenizer = options, c.cfg, c.tokenizer
+        self.begin(state)
+        self.constraint(options)             # reports an error in a JSON schema
+
+    def begin(self, state):
+        """Sets the State, with its template and the tokens that end an answer, and begins an empty
+        conversation."""
+        self.state, options = state, self.options
         self.template = options.template or state.template
         self.answers = state.kind == "chat" or options.template != ""
-        self.end = c.tokenizer.specials.get(state.eos)
-        self.ends = ends_of(state, c.tokenizer)
+        self.end = self.tokenizer.specials.get(state.eos)
+        self.ends = ends_of(state, self.tokenizer)
         self.rng = rng_of(options.seed)
         self._system = []                    # ("system", text), or nothing
         self.dropped = []                    # the oldest messages, if the context is too short
@@ -55,7 +62,15 @@ class Speaker:
         self.last, self.pace = None, None    # the latest Reply, and its Pace
         self.prompt = []                     # the ids that the latest Reply continues
         self.sampled = {}                    # {answer: ids}, for `chat_ids`
-        self.constraint(options)             # reports an error in a JSON schema
+
+    def with_decoder(self, decoder, state):
+        """A Speaker of the same model with another decoder, such as one with an adapter, and its
+        State"""
+        other = object.__new__(type(self))
+        other.options, other.cfg, other.tokenizer = self.options, self.cfg, self.tokenizer
+        other.decoder = decoder
+        other.begin(state)
+        return other
 
     def forget(self):
         self.decoder.truncate(0)

@@ -60,9 +60,27 @@ OpenCheckpoint = namedtuple("OpenCheckpoint",
                             "path cfg tokenizer state tensors matrices moment_names")
 NOT_OURS = "name a checkpoint written by train, sft, dpo or import"
 
+ADAPTER_CONFIG = "adapter_config.json"       # in the folder of a LoRA adapter
+ADAPTER_FILES = "run.bin", "adapter_model.safetensors"
+
+def adapter_at(path):
+    """The folder of the LoRA adapter to which this path leads, a folder or a file in it; None if
+    there is none"""
+    folder = os.path.dirname(path) if os.path.basename(path) in ADAPTER_FILES else path
+    folder = folder or os.curdir
+    return folder if os.path.isfile(os.path.join(folder, ADAPTER_CONFIG)) else None
+
+def need_no_adapter(path):
+    """Rejects a LoRA adapter in place of a model."""
+    folder = adapter_at(path)
+    need(folder is None, f"{path}: expected a model, found a LoRA adapter; name the model that the "
+         f"adapter was made for, and the adapter with --adapter {folder}, or write both into one "
+         f"model with export --merge {folder}")
+
 def open_checkpoint(path):
     """Opens a checkpoint, and checks its tensors' names, types and shapes.  nanoeuler_parts also
     verifies the checksum of all bytes."""
+    need_no_adapter(path)
     with reading(path, NOT_OURS):
         meta, tensors = map_tensors(path)
         need(meta.get("format") == "nanoeuler" and meta.get("sha256"),

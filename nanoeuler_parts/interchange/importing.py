@@ -9,7 +9,7 @@ import numpy as np
 from bpe import need, note, printable, regular
 from nanoeuler import Model, n_params, to_bf16
 from nanoeuler_parts.chat.jinja import need_short
-from nanoeuler_parts.checkpoint.file import meta_of
+from nanoeuler_parts.checkpoint.file import meta_of, need_no_adapter
 from nanoeuler_parts.checkpoint.matrices import expected_types, in_int8
 from nanoeuler_parts.checkpoint.state import State
 from nanoeuler_parts.checkpoint.tensors import tensor_shapes
@@ -87,6 +87,8 @@ def import_llama(source, out, dtype, force):
         source = folder_of_hub(source)
     for path in pathlib.Path(source).glob("*") if os.path.isdir(source) else ():
         need_another(out, path)
+    if not os.path.isfile(os.path.join(source, "config.json")):
+        need_no_adapter(source)
     with replacing_no_run(out):
         write_imported(source, out, dtype)
 

@@ -13,4 +13,6 @@ int8.
     base.py        the frozen matrices in memory, as a file stores them
     kernels.py     the forward and backward pass of a layer, compiled
     model.py       LoraModel, which takes the place of `Model` in a run
+    decoder.py     LoraDecoder: an adapter for each slot
+    files.py       adapters as files, in PEFT's format
 """

@@ -161,10 +161,29 @@ class LoraDecoder(Decoder):
         another context.  Each slot begins with the first adapter."""
         need(base.stored != "f64", "expected a model in float32, bfloat16 or int8, found float64")
         cfg = cfg or base.cfg
-        self.stack, self.kept_as = stacked(cfg, adapters), base.stored
+        self.stack, self.kept_as, self.first = stacked(cfg, adapters), base.stored, 0
         self.weights = StoredWeights(base)
         self.begin(cfg, slots, length)
         self.allocate()
+
+    @classmethod
+    def over(cls, decoder, adapters):
+        """A LoraDecoder that shares the weights of a Decoder.  Its slots begin without an adapter.
+        """
+        self = object.__new__(cls)
+        self.stack, self.kept_as, self.first = stacked(decoder.cfg, adapters), decoder.kept_as, -1
+        self.weights = decoder.weights
+        self.begin(decoder.cfg, 1, decoder.length)
+        self.allocate()
+        return self
+
+    def beginning_with(self, adapter):
+        """A decoder with these weights and one slot.  Its slot begins with this adapter, and so do
+        those of the decoders that its `with_slots` returns."""
+        other = self.with_slots(1, self.length)
+        other.first = adapter
+        other.use(adapter)
+        return other
 
     @staticmethod
     def ready():
@@ -173,8 +192,9 @@ class LoraDecoder(Decoder):
 
     def begin(self, cfg, slots, length):
         super().begin(cfg, slots, length)
-        self.heads = 0                       # the base keeps head 0 alone
-        self.of_slot = np.zeros(len(self.held_ids), np.int64)
+        if self.weights.others is None:      # a Base keeps head 0 alone
+            self.heads = 0
+        self.of_slot = np.full(len(self.held_ids), self.first)
 
     def use(self, adapter, slot=0):
         """Sets the adapter of an empty slot: its number, or -1 for none."""
@@ -183,6 +203,10 @@ class LoraDecoder(Decoder):
         need(-1 <= adapter < len(self.stack.scale), f"expected an adapter from -1 to "
              f"{len(self.stack.scale) - 1}, found {adapter}")
         self.of_slot[slot] = adapter
+
+    def copy(self, source, slot, n):
+        self.of_slot[slot] = self.of_slot[source]        # the keys are those of this adapter
+        return super().copy(source, slot, n)
 
     def compute(self, rows):
         lora_decode_step(rows, self.weights.p, self.weights.scales, self.cache, self.work,

@@ -19,7 +19,10 @@ import numpy as np
 from bpe import need, note, read_bytes, reading, regular, UserError
 from nanoeuler import aligned, Config, Params, Stack
 from nanoeuler_parts.checkpoint.bundled import shown_name
-from nanoeuler_parts.checkpoint.file import params_in, REFERENCE, sha256_of
+from nanoeuler_parts.checkpoint.file import (
+    ADAPTER_CONFIG as CONFIG, ADAPTER_FILES, adapter_at, begins_as_checkpoint, params_in, REFERENCE,
+    sha256_of,
+)
 from nanoeuler_parts.checkpoint.state import State
 from nanoeuler_parts.checkpoint.tensors import named
 from nanoeuler_parts.files.safetensors import (
@@ -32,8 +35,8 @@ from nanoeuler_parts.lora.adapter import (
 )
 from nanoeuler_parts.machine.numbers import from_bf16
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-RUN, LOG = "run.bin", "run.jsonl"
+RUN, WEIGHTS = ADAPTER_FILES
+LOG = "run.jsonl"
 FORMAT = "nanoeuler-lora"    # of run.bin, in its metadata
 REMEDY = "free space or choose another --out"
 NOT_ADAPTER = "name the folder of a LoRA adapter, as `sft --lora` or PEFT writes it"
@@ -106,12 +109,24 @@ COMPUTED = {"peft_type": ["LORA"], "bias": ["none", None], "use_dora": [False, N
             "modules_to_save": [[], None], "layer_replication": [None],
             "trainable_token_indices": [None], "target_parameters": [[], None]}
 
+def need_folder(folder):
+    """Rejects what is no folder of an adapter, such as a model."""
+    if os.path.isfile(os.path.join(folder, CONFIG)):
+        return
+    found, remedy = "none", NOT_ADAPTER
+    if adapter_at(folder):
+        found, remedy = "a file in it", f"name {adapter_at(folder)}"
+    elif os.path.isfile(folder) and begins_as_checkpoint(folder):
+        found = "a model"
+    elif os.path.isfile(os.path.join(folder, "config.json")):
+        found = "a model in Hugging Face's format"
+    raise UserError(f"{folder}: expected a folder with {CONFIG}, found {found}; {remedy}")
+
 def settings_in(folder):
     """(rank, alpha) of an adapter_config.json.  With use_rslora, s = alpha / sqrt(r), for which
     alpha sqrt(r) is returned."""
     path = os.path.join(folder, CONFIG)
-    need(os.path.isdir(folder), f"{folder}: expected a folder with {CONFIG}, found none; "
-         f"{NOT_ADAPTER}")
+    need_folder(folder)
     with reading(path, NOT_ADAPTER):
         need(os.path.isfile(path), "expected a regular file")
         config = parse_json(read_bytes(path))
@@ -159,6 +174,32 @@ def read_adapter(folder, cfg):
         if "state" in meta and "base_sha256" in meta:
             state = state_in(meta)
     return AdapterFile(lora, flat, meta.get("base_sha256", ""), state)
+
+class Summary(NamedTuple):
+    """What the files of an adapter say, without its model"""
+    lora: Lora
+    parameters: int
+    layers: int              # those that it changes
+    base: str                # the name of its model, "" if there is none
+    base_sha256: str         # the checksum of its model's file, "" if PEFT has written the adapter
+    state: State | None
+    has_checksum: bool       # PEFT's files have none
+
+def summary_of(folder):
+    """The Summary of a folder.  Tensors are only counted: `read_adapter` checks their shapes."""
+    rank, alpha = settings_in(folder)
+    with reading(os.path.join(folder, CONFIG), NOT_ADAPTER):
+        base = parse_json(read_bytes(os.path.join(folder, CONFIG))).get("base_model_name_or_path")
+    path = os.path.join(folder, WEIGHTS)
+    with reading(path, NOT_ADAPTER):
+        meta, tensors = map_tensors(path, ("F32", "F16", "BF16"))
+        layers = {name.split(".")[4] for name in tensors if name.count(".") > 4}
+        targets = tuple(target for target, (_, name) in PROJECTIONS.items()
+                        if any(f".{name}.lora_" in tensor for tensor in tensors))
+        state = state_in(meta) if "state" in meta else None
+    return Summary(Lora(rank, alpha, targets), sum(x.size for x in tensors.values()), len(layers),
+                   base[:300] if isinstance(base, str) else "", meta.get("base_sha256", ""), state,
+                   "sha256" in meta)
 
 def state_in(meta):
     values = json.loads(meta["state"])

@@ -63,25 +63,30 @@ def best_path(out):
     """The file of --keep-best: a_best.bin for the checkpoint `a` or `a.bin`"""
     return f"{out.removesuffix('.bin')}_best.bin"
 
-def need_own_best(path, state):
+def state_of_model(path):
+    """The State in a checkpoint"""
+    return read_checkpoint(path, moments=False).state
+
+def need_own_best(path, state, state_in=state_of_model):
     """Rejects a file of --keep-best that is not this run's own best model.  The file contains a
-    State: it must name the same log or, if the log was lost, have the same best validation."""
+    State: it must name the same log or, if the log was lost, have the same best validation.
+    state_in: reads the State of the file"""
     if not os.path.lexists(path):
         return
     refuse_overwrite(path, force=True)
     kept = None
     with contextlib.suppress(UserError):
-        kept = read_checkpoint(path, moments=False).state
+        kept = state_in(path)
     same_log = kept and kept.log_sha256 and kept.log_sha256 == state.log_sha256
     same_best = kept and state.best and (kept.step, kept.best) == (state.best_step, state.best)
     need(same_log or same_best, f"{path} is not the best model of this run, and --keep-best would "
          f"replace it; rename it, or replace it with --force")
 
-def need_free_best(best, state, reads, resume, force):
+def need_free_best(best, state, reads, resume, force, state_in=state_of_model):
     """Rejects a file of --keep-best if the run reads it.  Without --force, also rejects a file of
     another run."""
     if resume and not force:
-        need_own_best(best, state)
+        need_own_best(best, state, state_in)
     else:
         refuse_overwrite(best, force, "--keep-best would replace it; choose another --out")
     need(os.path.realpath(best) not in map(os.path.realpath, filter(None, reads)),

@@ -26,7 +26,7 @@ from nanoeuler_parts.files.writing import output_may_fail, WriteError
 from nanoeuler_parts.flags import typed
 from nanoeuler_parts.runs.data import DataSet, Prefetched, TextBatches, Validation, Windows
 from nanoeuler_parts.runs.evaluation import evaluate
-from nanoeuler_parts.runs.guards import best_path, need_data, need_memory, NEW_RUN
+from nanoeuler_parts.runs.guards import best_path, need_data, need_memory, NEW_RUN, state_of_model
 from nanoeuler_parts.runs.log import RunLog
 from nanoeuler_parts.runs.options import TrainOptions
 from nanoeuler_parts.runs.plan import Plan, Progress
@@ -121,7 +121,8 @@ class Run:
             ("length", counted(steps, "step") if steps else
                        f"{o.minutes:g} minute{'' if o.minutes == 1 else 's'}"),
             ("writes", f"{self.out} and {self.log.path}; Ctrl-C saves and stops"),
-            *([("best model", best_path(self.out))] if o.keep_best else []), *self.log.sinks.rows])
+            *([("best model", self.shown(self.best_path(self.out)))] if o.keep_best else []),
+            *self.log.sinks.rows])
         if steps and steps < o.warmup:
             note(f"the run ends after {counted(steps, 'step')}, within its warm-up of "
                  f"{o.warmup}, so the learning rate never falls; set a shorter one, for example "
@@ -387,8 +388,9 @@ class Run:
 
     def where_best_is(self):
         """The end of a note that an earlier model was better"""
-        best = best_path(self.out)
-        if self.options.keep_best and os.path.exists(best):
+        path = self.best_path(self.out)
+        best = self.shown(path)
+        if self.options.keep_best and os.path.exists(path):
             return f"; {best} is the model of that step"
         return f"; --keep-best keeps the model of that step, in {best}"
 
@@ -404,7 +406,14 @@ class Run:
             self.has_saved = True
             self.log.replace_older(s)
         if best:
-            self.write_file(best_path(self.out), flat)
+            self.write_file(self.best_path(self.out), flat)
+
+    # The file of --keep-best, and the State in it
+    best_path, state_of_best = staticmethod(best_path), staticmethod(state_of_model)
+
+    @staticmethod
+    def prepare_best(path):
+        """Called before a file of --keep-best is locked and checked"""
 
     def write_file(self, path, flat, moments=()):
         self.need_finite_numbers(flat, moments)

@@ -20,9 +20,7 @@ from nanoeuler_parts.files.safetensors import read_header
 from nanoeuler_parts.files.settings import digits_of, flag_of
 from nanoeuler_parts.files.writing import refuse_overwrite
 from nanoeuler_parts.flags import arg, model_name, out, RUN, SHAPE, typed
-from nanoeuler_parts.runs.guards import (
-    best_path, need_free_best, need_source, NEW_RUN, note_slow_run,
-)
+from nanoeuler_parts.runs.guards import need_free_best, need_source, NEW_RUN, note_slow_run
 from nanoeuler_parts.runs.options import TrainOptions
 from nanoeuler_parts.runs.plan import steps_planned
 from nanoeuler_parts.runs.run import Run
@@ -282,10 +280,12 @@ def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=
         run.need_data(data, out)
         with contextlib.ExitStack() as end:
             if options.keep_best:
-                refusal = end.enter_context(lock(best_path(out)))
+                best = run.best_path(out)
+                run.prepare_best(best)
+                refusal = end.enter_context(lock(best))
                 need(not refusal, refusal)
                 reads = (*data.split("\n"), file)
-                need_free_best(best_path(out), start.state, reads, resume, force)
+                need_free_best(best, start.state, reads, resume, force, run.state_of_best)
             if not resume and "data" not in chosen and run.larger_data not in ("", options.data):
                 print(printable(f"training on {names_in(options.data)}; to use {run.larger_data}, "
                                 f"run make data"), end="\n\n")

@@ -473,6 +473,7 @@ class Server:
             news = asyncio.Queue()
             for answer in asked.answers:
                 answer.owner, answer.client = news, address_of(request)
+                answer.adapter = model.adapter
             model.engine.submit(asked.answers)
             return Talk(self, model.engine, asked, news, writer(asked, model.name))
         return respond
@@ -504,14 +505,14 @@ class Server:
 
         gauges = {
             "model_loaded": ("Is the model in memory?", {m.name: int(m.card["loaded"])
-                                                         for m in self.models}),
+                                                         for m in self.models.without_adapters()}),
             "requests_waiting": ("Answers that wait for a slot.",
                                  of_loaded(lambda engine: len(engine.waiting))),
             "requests_running": ("Answers that are being generated.",
                                  of_loaded(lambda engine: len(engine.active))),
             "slots": ("Answers that can be generated at once.",
                       of_loaded(lambda engine: len(engine.used)))}
-        stats = {model.name: model.stats for model in self.models}
+        stats = {model.name: model.stats for model in self.models.without_adapters()}
         return PlainTextResponse(metrics.text(self.requests, stats, gauges),
                                  media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -78,6 +78,7 @@ class Answer:
     salt: str | None = ""                    # cache_salt; None: cache_prompt is false
     index: int = 0                           # number among the owner's answers
     constraint: object = None                # of JSON mode, see ne.Reply
+    adapter: int | None = None               # see `LoraDecoder.use`; None: the decoder has none
     reply: ne.Reply = None                   # set when the answer gets a slot
     scores: list = field(default_factory=list)           # (log-probability, top k), ids[1] on
     cached: int = 0                          # prompt tokens reused from the KV cache
@@ -89,8 +90,8 @@ class Answer:
         """The owner of the prompt: answers with equal ones may share the keys and values of their
         prompts.  The number of tokens found in the KV cache, and the time of the answer, tell how
         much of a prompt is known.  With one cache for all, they would let a client guess the
-        prompt of another one, token by token."""
-        return object() if self.salt is None else (self.client, self.salt)
+        prompt of another one, token by token.  Keys and values also depend on the adapter."""
+        return object() if self.salt is None else (self.client, self.salt, self.adapter)
 
 
 class Turns:
@@ -400,6 +401,8 @@ class Engine:
                 held = self.reader.truncate(held, slot)
             else:
                 held = self.reader.copy(source, slot, held)
+            if not held and answer.adapter is not None:
+                self.reader.use(answer.adapter, slot)
             if answer.reply:                 # it was preempted
                 del answer.reply.pending[:held]
                 answer.reply.slot = slot

@@ -10,6 +10,7 @@ import nanoeuler as ne
 from nanoeuler_parts.chat.templates import rewind_to
 from nanoeuler_parts.checkpoint.file import read_checkpoint
 from nanoeuler_parts.kernels import compile_passes
+from nanoeuler_parts.lora.files import merge_into, read_adapter
 from nanoeuler_parts.serve.engine import likeliest
 from nanoeuler_parts.serve.protocol import refuse_unless, token_text
 from nanoeuler_parts.tools.lens import attention_weights, euler_steps
@@ -22,10 +23,11 @@ LONGEST_ATTENTION = 64       # tokens: each head has as many weights as the squa
 
 class Explainer:
     """Uses a decoder with its own KV cache, so that no explanation truncates the KV cache of an
-    answer.  speaker: nanoeuler.Speaker     file: its checkpoint"""
+    answer.  speaker: nanoeuler.Speaker     file: its checkpoint     adapter: folder of its LoRA
+    adapter, or None"""
 
-    def __init__(self, speaker, file):
-        self.speaker, self.file = speaker, file
+    def __init__(self, speaker, file, adapter=None):
+        self.speaker, self.file, self.adapter = speaker, file, adapter
         self.decoder, self.model = None, None            # created on first use
         self.client = ""                     # whose tokens the decoder holds
         self.vocab = speaker.tokenizer.vocab
@@ -81,6 +83,8 @@ class Explainer:
         if self.model is None:
             self.prepare()
             c, mine = read_checkpoint(self.file, moments=False), self.speaker
+            if self.adapter:
+                c = merge_into(c, read_adapter(self.adapter, c.cfg))
             same = c.cfg == mine.cfg and c.state == mine.state and c.tokenizer.vocab == self.vocab
             refuse_unless(same, f"{self.file} has changed since the server started; restart the "
                           f"server to load it")

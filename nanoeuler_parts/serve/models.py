@@ -5,6 +5,9 @@ The first model is the default, and is loaded when the server starts.  Every oth
 its first request, and stays in memory from then on.  Each loaded model has an engine with its own
 thread, slots and queue.  The engines compute in turns, see `engine.Turns`.
 
+With --adapter, the first model has LoRA adapters.  Each is a model of its own name, which shares
+the weights, the engine and the slots of the first one, see `AdaptedModel`.
+
 With a folder, the list of models follows the checkpoints in it, see `Models.refresh`.
 """
 import json
@@ -21,9 +24,12 @@ from nanoeuler_parts.chat.sampling import ChatSampling, Sampling
 from nanoeuler_parts.chat.speaker import Speaker
 from nanoeuler_parts.chat.templates import is_alpaca, is_chatml
 from nanoeuler_parts.checkpoint.bundled import BOX, BUNDLED, is_bundled
-from nanoeuler_parts.checkpoint.file import begins_as_checkpoint, NOT_OURS
+from nanoeuler_parts.checkpoint.file import begins_as_checkpoint, need_no_adapter, NOT_OURS
 from nanoeuler_parts.checkpoint.state import State
 from nanoeuler_parts.files.safetensors import read_meta
+from nanoeuler_parts.lora.adapter import n_trained
+from nanoeuler_parts.lora.decoder import LoraDecoder
+from nanoeuler_parts.lora.files import adapter_for, state_with, WEIGHTS
 from nanoeuler_parts.serve import values
 from nanoeuler_parts.serve.engine import CACHE_BYTES, Engine, Turns
 from nanoeuler_parts.serve.explain import Explainer
@@ -88,20 +94,39 @@ class InTurn:
             return self.decoder(*args)
 
 
+def named_folder(text):
+    """(name, folder) of an adapter that is given as FOLDER or NAME=FOLDER"""
+    if os.path.isdir(text) or "=" not in text:
+        return os.path.basename(os.path.normpath(text)), text
+    name, _, folder = text.partition("=")
+    ne.need(name and folder, f"--adapter: expected FOLDER or NAME=FOLDER, found {text!r:.200}")
+    return name, folder
+
+
 class Served:
     """One model of the server.  `engine`, `reader` and `explainer` are None until it is loaded.
-    file: its checkpoint     decoder: its class     options: verb.Serving"""
+    file: its checkpoint     decoder: its class     options: verb.Serving
+    adapters: [(name, folder)] of LoRA adapters, which become `adapted`, a list of AdaptedModel"""
+    folder = None                            # of its adapter
 
-    def __init__(self, file, decoder, options, models):
+    def __init__(self, file, decoder, options, models, adapters=()):
         self.file, self.decoder, self.options, self.models = file, decoder, options, models
         self.name, self.stats, self.threads = name_of(file), Stats(), get_num_threads()
         self.engine = self.reader = self.explainer = None
         self.stamp = stamp_of(file)
+        need_no_adapter(file)
         with ne.reading(file, NOT_OURS):
             meta = read_meta(file)
             cfg = ne.Config(**json.loads(meta["config"])).check()
             state = State(**json.loads(meta["state"])).check()
             self.card = card_of(file, cfg, state, options)
+        self.log_file = file.removesuffix(".bin") + ".jsonl"
+        ne.need(not adapters or decoder is ne.Decoder, "--adapter: expected a server on the CPU, "
+                "python nanoeuler.py serve, found one on a GPU; for a GPU, merge the adapter with "
+                "export --merge and serve the result")
+        self.adapter = -1 if adapters else None          # for Answer.adapter
+        self.adapted = [AdaptedModel(self, *named, i, cfg, state) for i, named in
+                        enumerate(adapters)]
 
     def load(self, gone=None):
         """Reads the weights and starts the engine, unless this was done before.  One thread loads
@@ -113,17 +138,62 @@ class Served:
         speaker = Speaker(self.file, InTurn(self.decoder, models.turns),
                              Sampling(weights=o.weights, template=o.template).check())
         length = context_of(speaker.cfg, o)
+        if self.adapted:
+            LoraDecoder.ready()
+            adapters = [model.found[:2] for model in self.adapted]
+            speaker.decoder = LoraDecoder.over(speaker.decoder, adapters)
         engine = Engine(lambda: speaker.decoder.with_slots(o.slots, length), self.stats, o.queue,
                         self.threads, models.turns)
         engine.tell = lambda news: models.tell(news)
         engine.start()
-        self.reader = Reader(self.name, speaker, length, o.tokens, o.seconds, o.speculate)
-        self.reader.chat_models = models.chat_models
-        self.explainer = Explainer(speaker, self.file)
         self.card = card_of(self.file, speaker.cfg, speaker.state, o, speaker.decoder)
+        for model in self.adapted:
+            state = state_with(speaker.state, model.found)
+            own = speaker.with_decoder(speaker.decoder.beginning_with(model.adapter), state)
+            model.card = model.card_of(speaker.cfg, state, speaker.decoder)
+            model.attend(own, length)
+        self.attend(speaker, length)
         self.engine = engine                 # last, since other threads take it for loaded now
         if models.closing:
             engine.close()
+
+    def attend(self, speaker, length):
+        """Sets what checks requests and explains tokens.     length: tokens of the context"""
+        o = self.options
+        self.reader = Reader(self.name, speaker, length, o.tokens, o.seconds, o.speculate)
+        self.reader.chat_models = self.models.chat_models
+        self.explainer = Explainer(speaker, self.file, self.folder)
+
+
+class AdaptedModel(Served):
+    """A model with a LoRA adapter.  The model without it, `base`, has the weights and the engine,
+    whose slots serve all adapters.  Loading one loads all."""
+
+    def __init__(self, base, name, folder, adapter, cfg, state):
+        """adapter: its number in the decoder     cfg, state: those of the base"""
+        self.base, self.name, self.folder, self.adapter = base, name, folder, adapter
+        self.file, self.options, self.models = base.file, base.options, base.models
+        self.reader = self.explainer = None
+        self.adapted, self.stamp, self.stats = [], base.stamp, base.stats
+        self.found = adapter_for(folder, cfg, base.file)
+        self.card = self.card_of(cfg, state_with(state, self.found))
+        self.log_file = os.path.join(folder, "run.jsonl")
+
+    @property
+    def engine(self):
+        return self.base.engine
+
+    def load(self, gone=None):
+        self.base.load(gone)
+
+    def card_of(self, cfg, state, decoder=None):
+        """The description, as that of the base, with the name of the base as `parent`"""
+        file, lora = os.path.join(self.folder, WEIGHTS), self.found.lora
+        return {**card_of(self.file, cfg, state, self.options, decoder), "name": self.name,
+                "parent": self.base.name, "bytes": os.path.getsize(file),
+                "modified": os.path.getmtime(file), "adapter": {
+                    "rank": lora.rank, "alpha": lora.alpha, "targets": [*lora.targets],
+                    "parameters": n_trained(cfg, lora)}}
 
 
 def note_not_served(e):
@@ -147,11 +217,16 @@ class Models:
         self.scanning, self.scanned, self.failed = threading.Lock(), float("-inf"), {}
         self.draining = self.closing = False
         self.by_name = {}
-        for file in files:
-            model = Served(file, decoder, options, self)
-            same = self.by_name.setdefault(model.name, model)
-            ne.need(same is model, f"two models have the name {model.name}: {same.file} and "
-                    f"{file}; rename one of the files, or name one of them only")
+        adapters = [*map(named_folder, options.adapter)]
+        ne.need(not adapters or folder is None, "--adapter: expected the file of its model before "
+                "it, found none")
+        for i, file in enumerate(files):
+            served = Served(file, decoder, options, self, () if i else adapters)
+            for model in served, *served.adapted:
+                same = self.by_name.setdefault(model.name, model)
+                ne.need(same is model, f"two models have the name {model.name}: "
+                        f"{same.folder or same.file} and {model.folder or file}; rename one of "
+                        f"the files, or name one of them only")
         self.default = next(iter(self))
         self.refresh()
 
@@ -212,8 +287,12 @@ class Models:
         """The names of the models that answer messages, the default first"""
         return [model.name for model in self if model.card["answers"]]
 
+    def without_adapters(self):
+        """The models that have weights and an engine of their own"""
+        return [model for model in self if not isinstance(model, AdaptedModel)]
+
     def loaded(self):
-        return [model for model in self if model.engine]
+        return [model for model in self.without_adapters() if model.engine]
 
     # ---- names
     def find(self, name):

@@ -194,7 +194,7 @@ class Generated(Chat):
 
 # ---- the models.  card: see models.card_of     began: when the server started, seconds since 1970
 def details(card):
-    return {"parent_model": "", "format": "safetensors", "family": "nanoeuler",
+    return {"parent_model": card.get("parent", ""), "format": "safetensors", "family": "nanoeuler",
             "families": ["nanoeuler"], "parameter_size": f"{card['parameters'] / 1e6:.1f}M",
             "quantization_level": card["weights"].upper() or "unknown"}
 

@@ -30,7 +30,7 @@ CONNECTIONS = 256            # for pages, in addition to one per slot and per pl
 def build(models, options):
     """Loads the default model, and returns the Server.  models: models.Models"""
     models.default.load()
-    logs = [model.file.removesuffix(".bin") + ".jsonl" for model in models]
+    logs = [model.log_file for model in models]
     return Server(options, models, Runs(pathlib.Path.cwd(), [*logs, *options.log]))
 
 
@@ -105,6 +105,11 @@ class Uvicorn(uvicorn.Server):
 def print_models(models, options):
     for model in models:
         card = model.card
+        if "parent" in card:
+            print(f"{ne.printable(model.name)}: adapter of rank {card['adapter']['rank']} for "
+                  f"{ne.printable(card['parent'])}, {card['adapter']['parameters']:,} parameters, "
+                  f"in the same slots")
+            continue
         use = ("loaded at its first request" if not card["loaded"] else
                f"{counted(options.slots, 'slot')} of {card['context']:,} tokens, KV cache of "
                f"{card['cache_mib']:,.0f} MiB")

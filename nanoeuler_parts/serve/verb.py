@@ -57,6 +57,10 @@ class Serving(Settings):
                              "same text; 0: off; -1: as many as save time")
     weights: str = setting("", 0, 0, "format of the weights in memory: f32, bf16, or on the CPU "
                            "int8; empty: f32, on a GPU bf16 if supported")
+    adapter: list = field(default_factory=list, metadata={
+        "metavar": "[NAME=]FOLDER", "help": "folder of a LoRA adapter for the first file, served "
+        "under this name or that of the folder; CPU only; may be given several "
+        "times"})
     template: str = setting("", 0, 0, "chat template: alpaca or chatml; empty: the model's own")
 
 def need_packages(verb, names, more=()):

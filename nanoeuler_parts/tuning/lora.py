@@ -7,16 +7,18 @@ import os
 import shlex
 from dataclasses import replace
 
-from bpe import need
+from bpe import need, reading
 from nanoeuler import most_memory, n_params, need_setting
 from nanoeuler_parts.checkpoint.bundled import model_path
 from nanoeuler_parts.checkpoint.file import Checkpoint, open_checkpoint, sha256_of
 from nanoeuler_parts.files.printing import counted
+from nanoeuler_parts.files.safetensors import read_meta
 from nanoeuler_parts.files.writing import refuse_overwrite
 from nanoeuler_parts.lora.adapter import Lora, n_trained, targets_in
 from nanoeuler_parts.lora.base import base_of_file
 from nanoeuler_parts.lora.files import (
-    checksum_of, CONFIG, is_run, need_plain_files, read_run, RUN, WEIGHTS, write_adapter, write_run,
+    checksum_of, CONFIG, is_run, need_plain_files, read_run, RUN, state_in, WEIGHTS, write_adapter,
+    write_run,
 )
 from nanoeuler_parts.lora.model import Adapted, LoraModel
 from nanoeuler_parts.runs.run import Run
@@ -26,6 +28,7 @@ from nanoeuler_parts.tuning.sft import SftRun
 
 SFT_LR, DPO_LR = 2e-3, 1e-4  # default --lr with --lora
 FOLDER = "nanoeuler_lora"    # default --out with --lora
+BEST = "best"                # folder of --keep-best in that of the run
 
 def loaded(file):
     """(open checkpoint, its Base) of a model that LoRA adapts"""
@@ -67,8 +70,27 @@ class Adapting:
     def write_tensors(self, path, flat, moments):
         """Writes run.bin first: it alone holds all that a resumed run needs."""
         cfg, s, sha256 = self.model.cfg, self.state, self.base.sha256
-        write_run(path, cfg, self.lora, s, flat, moments, sha256)
+        if path != self.best_path(self.out):
+            write_run(path, cfg, self.lora, s, flat, moments, sha256)
         write_adapter(os.path.dirname(path), cfg, self.lora, flat, s, sha256)
+
+    @staticmethod
+    def best_path(out):
+        """The weights of --keep-best, in a folder that is an adapter, too     out: the run.bin"""
+        return os.path.join(os.path.dirname(out), BEST, WEIGHTS)
+
+    @staticmethod
+    def prepare_best(path):
+        folder = os.path.dirname(path)
+        need(not os.path.islink(folder), f"{folder} is a link, so nothing is written there; remove "
+             f"it, or choose another --out")
+        os.makedirs(folder, exist_ok=True)
+        need_plain_files(folder)
+
+    @staticmethod
+    def state_of_best(path):
+        with reading(path, "choose another --out"):
+            return state_in(read_meta(path))
 
     @staticmethod
     def read_own(out, file):
@@ -96,6 +118,7 @@ class Adapting:
 
     @staticmethod
     def shown(out):
+        """The folder of a run.bin, or of the adapter of --keep-best"""
         return os.path.dirname(out)
 
     @classmethod
@@ -128,8 +151,6 @@ def launch_with_lora(run, default, *, out, resume, force, **chosen):
     """Starts or resumes a run with LoRA.  A folder that is made for it is removed again if the run
     is rejected."""
     folder = folder_of(out, default, resume)
-    need(not chosen.get("keep_best"), "--keep-best: an adapter is saved as it is at the end; use "
-         "--no-keep-best")
     targets_in(chosen.get("lora_targets", "q"))          # rejects other names
     if run is Run:
         need_setting(resume or "file" in chosen, "lora", "expected a model to adapt, found none; "
@@ -147,8 +168,9 @@ def launch_with_lora(run, default, *, out, resume, force, **chosen):
         launch(RUNS[run], LoraModel, out=os.path.join(folder, RUN), resume=resume, force=force,
                **chosen)
     finally:
-        if is_new and os.path.isdir(folder) and not os.listdir(folder):
-            os.rmdir(folder)
+        for made in (os.path.join(folder, BEST), *([folder] if is_new else [])):
+            if os.path.isdir(made) and not os.path.islink(made) and not os.listdir(made):
+                os.rmdir(made)
 
 def is_run_with_lora(out):
     """Does --out name a run with LoRA, to resume?"""
