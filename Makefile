@@ -65,8 +65,8 @@ serve: $(SERVE_DEPS)  ## the same in a browser, or from programs; PORT=9000 uses
 	$(HOW_TO_CHOOSE)
 	$(PY) nanoeuler.py serve $(MODEL)$(if $(filter command,$(origin PORT)), --port $(PORT)) $(ARGS)
 
-tour: $(RUN_DEPS)  ## draw the pictures of docs/tour again
-	$(PY) bench/make_tour.py $(ARGS)
+pictures: $(RUN_DEPS)  ## draw the pictures of README, docs and the tour again
+	$(PY) bench/make_pictures.py $(ARGS)
 
 check: $(RUN_DEPS)  ## every gradient against finite differences
 	$(PY) check.py $(ARGS)

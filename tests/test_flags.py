@@ -492,7 +492,8 @@ def test_a_default_beside_the_program_is_no_file_of_this_folder(elsewhere, capsy
 
 
 @pytest.mark.parametrize("program", sorted(
-    str(path.relative_to(ROOT)) for path in ROOT.glob("data/get_*.py")) + ["bench/make_tour.py"])
+    str(path.relative_to(ROOT)) for path in ROOT.glob("data/get_*.py")) + [
+        "bench/make_pictures.py"])
 def test_help_needs_no_package(program):
     code = ("import runpy, sys; sys.modules.update(dict.fromkeys(['duckdb', 'pooch', 'tqdm', "
             "'huggingface_hub'])); sys.path.insert(0, 'data'); sys.argv[:] = sys.argv[1:]; "

@@ -37,7 +37,8 @@ def test_every_command_is_understood(path):
             assert path.name == "serving.md"
         else:
             assert words[:2] in (["pip", "install"], ["python", "tests/attack.py"],
-                                 ["python", "data/everyday.py"]), words
+                                 ["python", "data/everyday.py"], ["git", "clone"],
+                                 ["cd", "nanoeuler"]), words
 
 
 def test_the_readme_knows_how_long_the_files_are():
@@ -54,6 +55,64 @@ def test_the_readme_knows_how_long_the_files_are():
             begin, end = (texts[0].index(f"\n# ======== Part {title}") for title in ("I:", "II:"))
             n = texts[0].count("\n", begin, end)
         assert n == pytest.approx(int(part.replace(",", "")), rel=0.1), name
+
+
+README = PAGES[0].read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def drawing(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench/tour"))
+
+
+def test_the_table_of_speeds_is_the_picture_of_speeds(drawing):
+    """README's table, docs/speed.svg and the records have the same numbers."""
+    import speed
+    table = re.findall(r"(?m)^\| (\w+, \d+M parameters) \| ([^|]*) \| ([^|]*) \| ([^|]*) \| "
+                       r"([^|]*) \|$", README)
+    expected = [(*row[:3], f"{row.ours:,.0f}", f"{row.peer:,.0f}") for row in speed.rows()]
+    assert [(model, machine, numbers.replace("; PyTorch ", "; "), ours.strip("*"), peer.strip("*"))
+            for model, machine, numbers, ours, peer in table] == expected
+    for row, (*_, ours, peer) in zip(expected, table, strict=True):
+        faster = min(row[3:], key=lambda ms: float(ms.replace(",", "")))
+        assert [x for x in (ours, peer) if x.startswith("**")] == [f"**{faster}**"]
+    picture = (ROOT / "docs/speed.svg").read_text(encoding="utf-8")
+    assert re.findall(r">([\d,]+) ms<", picture) == [ms for row in expected for ms in row[3:]]
+
+
+def test_the_picture_of_a_derivative_shows_code_and_numbers_that_are_there(drawing):
+    """Its lines are those of nanoeuler.py, and its numbers those that page 8 prints."""
+    import html
+
+    import formula
+    picture = html.unescape((ROOT / "docs/formula.svg").read_text(encoding="utf-8"))
+    source = (ROOT / "nanoeuler.py").read_text(encoding="utf-8")
+    assert len(formula.code()) == 9
+    for line in formula.code():
+        assert f">{line}<" in picture and line in source
+    page = (ROOT / "docs/tour/08_rmsnorm.md").read_text(encoding="utf-8")
+    for values in formula.numbers():
+        numbers = [f"{x:.6f}" for x in values]
+        assert f"[{' '.join(numbers)}]" in page
+        assert all(picture.count(x.replace("-", "\N{MINUS SIGN}")) == 2 for x in numbers)
+
+
+def test_the_bundled_model_is_the_one_on_its_card():
+    """The figures of README's section are those of data/MODEL.md."""
+    section = README.split("## The bundled model")[1].split("\n## ")[0]
+    section = " ".join(section.split())
+    card = (ROOT / "data/MODEL.md").read_text(encoding="utf-8")
+    [parameters] = re.findall(r"chat model of ([\d,]+) parameters in int8, ([\d.]+) MB", card)
+    millions, size = int(parameters[0].replace(",", "")) / 1e6, float(parameters[1])
+    assert f"{millions:.1f} million parameters, stored in {size:.0f} MB" in section
+    [(right, shown)] = re.findall(r"(\d+) of these (\d+) conversations are right", card)
+    assert f"{shown} answers that nobody selected, of which {right} are right" in section
+    [examples] = re.findall(r"Fine-tuning used ([\d,]+) examples", card)
+    assert f"{examples} examples" in section
+    minutes = [float(x) for x in re.findall(
+        r"(?m)^\| (?:pretrain|sft|dpo) \|[^|]*\|[^|]*\| ([\d.]+) \|", card)]
+    assert len(minutes) == 3 and f"in {sum(minutes):.0f} minutes on one GPU" in section
+    assert f"{re.findall(r'([0-9]+) MB of English prose', card)[0]} MB of English prose" in section
 
 
 def test_the_readme_names_what_a_newcomer_does():

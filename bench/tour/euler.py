@@ -17,6 +17,8 @@ text { font: 12px system-ui, sans-serif; fill: #444 } .attention { fill: #6b9bd1
 .knot { fill: #b3446c } .axis { stroke: #999; stroke-width: 1 } .p { fill: #b3446c }
 @media (prefers-color-scheme: dark) { text { fill: #ccc } .axis { stroke: #777 }
 .curve { stroke: #ff8fb3 } .knot, .p { fill: #ff8fb3 } }
+.page { fill: #fff; stroke: #ccc } @media (prefers-color-scheme: dark) { .page { fill: #161b22;
+stroke: #444 } }
 """
 
 
@@ -80,4 +82,5 @@ def drawn(steps, text):
               f'text-anchor="end">{end:.0%}</text>']
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {TALL}" role="img" '
             f'aria-label="Length of each Euler step, and the probability of the reply, by layer">'
-            f'<style>{STYLE}</style>{"".join(parts)}</svg>\n')
+            f'<style>{STYLE}</style><rect class="page" x="0.5" y="0.5" width="{WIDE - 1}" '
+            f'height="{TALL - 1}" rx="8"/>{"".join(parts)}</svg>\n')
