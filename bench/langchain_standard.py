@@ -9,8 +9,8 @@ and by Ollama's protocol.
         bench/langchain_standard.py
 
 All tests share one event loop, because langchain-openai keeps connections open from one test to the
-next.  Decoding is greedy, so that the result does not depend on chance.  docs/serving.md lists the
-requests that the server rejects.  Their tests are switched off below.
+next.  Decoding is greedy, so that the result does not depend on chance.  docs/serving-api.md lists
+the requests that the server rejects.  Their tests are switched off below.
 """
 import os
 

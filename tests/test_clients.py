@@ -241,7 +241,7 @@ def test_the_client_of_ollama(at):
     assert client.generate("little", "Hello", options={"num_predict": 6, "draft_num_predict": 2})
     schema = {"enum": ["yes", "no"]}
     assert json.loads(client.chat("little", HELLO, format=schema).message.content) in ("yes", "no")
-    docs = (ROOT / "docs/serving.md").read_text()
+    docs = (ROOT / "docs/serving-api.md").read_text()
     for name, call in (
             ("think", lambda: client.chat("little", HELLO, think=True)),
             ("tools", lambda: client.chat("little", HELLO, tools=[TOOL])),

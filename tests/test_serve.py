@@ -1330,10 +1330,10 @@ def test_a_model_that_continues_does_not_chat(tmp_path, tokenizer):
 
 
 def test_the_examples_of_the_documentation(at):
-    """Each curl command of docs/serving.md, sent here"""
-    text = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
-    examples = re.findall(r"(?m)^\$ curl (.+)$", text)
-    assert len(examples) >= 3
+    """Each curl command of the guide and of the reference, sent here"""
+    examples = [x for name in ("serving", "serving-api") for x in re.findall(
+        r"(?m)^\$ curl (.+)$", (ROOT / f"docs/{name}.md").read_text(encoding="utf-8"))]
+    assert len(examples) >= 5
     for example in examples:
         line = example.replace("127.0.0.1:8000", at.removeprefix("http://"))
         said = subprocess.run(f"curl -s --fail-with-body {line}", shell=True, timeout=60,

@@ -101,8 +101,8 @@ class Work:
     def spend(self, characters, name):
         """Raises Gone if the client has left, and a Refusal if this is too much work."""
         refuse_unless(self.allows(characters), f"the {name} of this request takes too much work: "
-                      f"expected at most {MOST_WORK:,} characters, counted as in docs/serving.md; "
-                      f"shorten the {name}", name, "request_too_large")
+                      f"expected at most {MOST_WORK:,} characters, counted as in "
+                      f"docs/serving-api.md; shorten the {name}", name, "request_too_large")
         self.left -= characters
 
 
