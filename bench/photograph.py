@@ -99,21 +99,23 @@ def training(browser, folder):
     command, options = program("train", "--data", str(ROOT / "data/shakespeare.txt"), "--steps",
                                str(LONG), "--eval-every", "40", "--out", f"{last}.bin",
                                *RUNS[last], cwd=folder)
-    with server(folder) as address:
+    log = folder / f"{last}.jsonl"
+    with server(folder) as address, contextlib.ExitStack() as at_end:
         run = subprocess.Popen(command, **options)
-        log = folder / f"{last}.jsonl"
+        at_end.callback(run.wait)
+        at_end.callback(run.terminate)
         while run.poll() is None and (not log.exists() or last_step(log) < SHOWN):
             time.sleep(1)
         page = browser.new_page(viewport={"width": 1280, "height": 860})
+        page.set_default_timeout(300_000)
         page.goto(address + "/training")
         page.wait_for_selector("#charts svg")
-        for box in page.locator("#runs input:not(:checked)").all():
-            box.check()
+        unchecked = page.locator("#runs input:not(:checked)")
+        while unchecked.count():
+            unchecked.first.click()
         hold(page, "document.querySelectorAll('#charts figure:first-child polyline').length >= 8")
         page.wait_for_timeout(1_000)
         page.screenshot(path=DOCS / "training_light.png")
-        run.terminate()
-        run.wait()
 
 
 def main():

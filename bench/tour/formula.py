@@ -9,11 +9,11 @@ import numpy as np
 import nanoeuler as ne
 from shapes import box, line, STYLE, text
 
-WIDE, TALL = 940, 360
-LEFT, CODE, TOP, STEP = 24, 340, 76, 20
+WIDE, TALL = 946, 342
+LEFT, CODE, TOP, STEP = 24, 346, 72, 19
 MORE = """
 .page { fill: #fff; stroke: #ccc } .code { font: 12px ui-monospace, monospace; white-space: pre }
-.formula { font: italic 17px Georgia, serif } .head { font-weight: 600 }
+.formula { font: italic 15px Georgia, serif } .head { font-weight: 600 }
 .hint { font-size: 12px; fill: #666 } text.p { fill: #b3446c } text.q { fill: #2a6cad }
 @media (prefers-color-scheme: dark) { .page { fill: #161b22; stroke: #444 } .hint { fill: #aaa }
 text.p { fill: #ff8fb3 } text.q { fill: #7db8ef } }
@@ -61,11 +61,11 @@ def picture():
         parts.append(text(LEFT, y - 22, hint, "hint", "start"))
 
     beside(TOP + 22, "y = gain \u00b7 u", "", "RMSNorm, forward")
-    parts.append(text(LEFT + 122, TOP + 22, "u = x \u00b7 rstd", "formula", "start"))
+    parts.append(text(LEFT + 112, TOP + 22, "u = x \u00b7 rstd", "formula", "start"))
     beside(where["p"][0], "m = mean(gain \u00b7 dy \u00b7 u)", "p",
            "backward: dy is the gradient of y")
-    beside(where["q"][0], "dx = rstd \u00b7 (gain \u00b7 dy \u2212 u \u00b7 m)", "q",
-           "x has a second use, whose gradient is dnext")
+    beside(where["q"][0], "dx = dnext + rstd \u00b7 (gain \u00b7 dy \u2212 u \u00b7 m)", "q",
+           "dnext is the gradient of the other use of x")
     below = TOP + STEP * len(lines) + 22
     vectors = "for x = (3, \u22124), gain = (1, 2), dy = (0.5, \u22121), dnext = 0"
     parts += [text(LEFT, below, "The check", "head", "start"),
