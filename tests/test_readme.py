@@ -138,6 +138,20 @@ def test_guides_that_make_a_model_name_the_smaller_file():
     assert not lacking
 
 
+def test_guides_use_one_name_for_each_kind_of_file():
+    """The files that commands read are those of the table in docs/README.md, and the sets in data/.
+    A guide about many files, or about a table in CSV, needs others."""
+    table = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    known = {name for row in re.findall(r"(?m)^\| (`[\w.]+`(?:, `[\w.]+`)*) \|", table)
+             for name in re.findall(r"`([\w.]+)`", row)}
+    assert {"mine.txt", "questions.jsonl", "pairs.jsonl", "prompts.jsonl"} <= known
+    read = {word for path in PAGES if path.parent in (ROOT, ROOT / "docs")
+            for words in commands(path) for flag, word in zip(words, words[1:])
+            if flag in ("--data", "--questions", "--file")}
+    many = {"books", "shards/*.jsonl.gz", "a.txt", "questions.csv"}
+    assert {name for name in read if not name.startswith("tests/golden/")} <= known | many
+
+
 def test_the_reference_is_what_the_programs_declare():
     needs("numba_cuda")
     import make_reference
