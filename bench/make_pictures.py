@@ -1,15 +1,18 @@
-"""Draws every picture of README, docs and the tour, except the photographs of the pages.
+"""Draws every picture of README, docs and the tour, except the photographs of web pages.
 
     python bench/make_pictures.py [NAME ...]    NAME: a page of the tour, or euler, formula, speed
 
-Without a name it draws all of them.  Each picture is made by the function `picture` of a module in
-bench/tour: page_NN.py draws docs/tour/NN_*.svg, and the others draw docs/NAME.svg.  Page 7 and
-docs/euler.svg show the same steps of the same model, by euler.py.  bench/photograph.py makes the
-photographs of the chat page and of the training page.
+Without a name it draws all of them.  It prints the labels of each picture that contain a number.  A
+picture is made by the function `picture` of a module in bench/tour: page_NN.py draws
+docs/tour/NN_*.svg, and the others draw docs/NAME.svg.  Page 7 and docs/euler.svg show the same
+steps of the same model, by euler.py.  bench/photograph.py takes the pictures of the chat page and
+of the training page.
 """
 import argparse
+import html
 import importlib
 import pathlib
+import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -33,10 +36,16 @@ def pictures(names):
             for name in chosen]
 
 
+def numbers(drawn):
+    """The labels of a picture that contain a digit"""
+    labels = [html.unescape(x) for x in re.findall(r"<text [^>]*>([^<]*)</text>", drawn)]
+    return [x for x in labels if re.search(r"\d", x)]
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", nargs="*", help="page of the tour, euler, formula or speed; "
                                                 "default: all")
     for path, drawn in pictures(parser.parse_args().name):
         path.write_text(drawn, encoding="utf-8")
-        print(path.relative_to(ROOT))
+        print(f"{path.relative_to(ROOT)}: {'; '.join(numbers(drawn))}")
