@@ -394,8 +394,9 @@ def command_of(e):
             f"--pairs {pairs}")
 
 
-def card_text(e):
-    """MODEL.md, of what evaluation.json holds"""
+def card_text(e, wrong=()):
+    """MODEL.md, of what evaluation.json holds
+    wrong: numbers of the conversations that somebody has read and found wrong"""
     cfg, one, other = e["config"], e["float32"], e["int8"]
     heads = "one output head" if cfg["n_mtp"] == 1 else f"{cfg['n_mtp']} output heads"
     ended = sum(x["ended"] for x in e["everyday"])
@@ -420,6 +421,8 @@ def card_text(e):
         "tables and samples below show how well. Its limits:", "",
         "- It knows next to nothing. It learned to say so, but often invents an answer.",
         "- Facts, sums and advice may be wrong, in fluent sentences.",
+        "- What it answers well, it has usually read in training. A right answer shows that it "
+        "remembers, not that it understands.",
         "- It reads and writes English only.",
         "- Nothing was done to prevent harmful answers.",
         "- Its purpose is to show how such a model works. Do not rely on it for anything else.", "",
@@ -485,8 +488,12 @@ def card_text(e):
               "greedy answers. The prompts were written before the first training example, and "
               "the training data leaves out every question of theirs that has more than two words. "
               "Short ones, as *hi*, occur in both.", ""]
+    if wrong:
+        lines += [f"{len(e['everyday']) - len(wrong)} of these {len(e['everyday'])} conversations "
+                  "are right, by our own reading. The others are marked as wrong: an answer of "
+                  "theirs is false, senseless or beside the question.", ""]
     for x in e["everyday"]:
-        lines += ["", f"{x['id']}. *{x['kind']}*"]
+        lines += ["", f"{x['id']}. *{x['kind']}*" + (", **wrong**" if x["id"] in wrong else "")]
         for turn, answer in zip(x["turns"], x["answers"]):
             lines += [f"   - **{quoted(turn)}**", f"   - {quoted(answer)}"]
         if not x["ended"]:
@@ -535,7 +542,7 @@ def card(args):
     found = json.loads((args.folder / "evaluation.json").read_text(encoding="utf-8"))
     ne.need(found["sha256"] == sha256_of(args.folder / "model.bin"),
             f"{args.folder / 'evaluation.json'} is of another model.bin; run evaluate first")
-    (args.folder / "MODEL.md").write_text(card_text(found), encoding="utf-8")
+    (args.folder / "MODEL.md").write_text(card_text(found, args.wrong), encoding="utf-8")
     worse = found["int8"]["answers"] / found["float32"]["answers"] - 1
     print(f"{args.folder / 'MODEL.md'} is written; int8 costs {percent(worse)}"
           f"{'' if worse <= ALIKE else ', MORE than it may'}.  To ship both:\n    "
@@ -564,6 +571,8 @@ def parse(argv):
     parser.add_argument("--made", type=int, default=MADE, help="questions of skill to choose from")
     parser.add_argument("--unseen", type=int, default=600, help="questions of skill to be asked")
     parser.add_argument("--commit", help="of the code, where git does not know")
+    parser.add_argument("--wrong", type=int, nargs="+", default=(), metavar="NUMBER",
+                        help="conversations to mark as wrong in the card, once you have read them")
     parser.add_argument("--trained-on", metavar="DEVICE", help="if it is not this one")
     for name in STAGES:
         parser.add_argument(f"--{name}", dest=f"{name}_flags", default="", metavar="FLAGS",

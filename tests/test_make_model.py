@@ -152,7 +152,7 @@ def test_a_card_says_whether_the_model_can_be_rebuilt(monkeypatch):
 
     refused = {"refused": 41, "of": 50, "answerable_refused": 2, "answerable": 50}
 
-    def card(*names, device="NVIDIA H200"):
+    def card(*names, device="NVIDIA H200", wrong=()):
         data = [{"file": name, "bytes": 5, "sha256": "0" * 64, "what": "?"}
                 for name in (*names, "examples.json")]
         config = ne.asdict(ne.PRESETS["small"])
@@ -163,13 +163,18 @@ def test_a_card_says_whether_the_model_can_be_rebuilt(monkeypatch):
             "config": config, "parameters": 5, "sha256": "0" * 64, "bytes": 5, "data": data,
             "mixture": {"examples": 1, "of_skill": 1, "skill_share_of_tokens": 0.2},
             "held_out_answers": 1, "questions": 6, "float32": figures, "int8": figures,
-            "everyday": [], "refusals": refused})
+            "everyday": [{"id": i, "kind": "fact", "turns": ["hi"], "answers": ["Hello!"],
+                          "ended": True} for i in (1, 2)], "refusals": refused}, wrong)
 
     ours = card(*names)
     assert "**Made by**: `make model`, at commit abc1234" in ours
     assert "**Rebuild it** with `make data-books` and `make model`, at commit abc1234" in ours
     assert "takes 5 minutes on one GPU" in ours and "cannot rebuild" not in ours
     assert "41 of 50 questions about things that do not exist, and 2 of 50 answerable" in ours
+    assert "**wrong**" not in ours and "are right" not in ours       # nobody has read them yet
+    marked = card(*names, wrong=[2])
+    assert "1 of these 2 conversations are right" in marked
+    assert "1. *fact*\n" in marked and "2. *fact*, **wrong**\n" in marked
     assert " on one GPU" not in card(*names, device="2 threads")
     other = card("mine.txt", *names[1:])
     assert "**You cannot rebuild this file.** `mine.txt`: not distributed" in other
