@@ -72,10 +72,11 @@ def test_tables_of_the_cpu_are_those_of_their_json(name):
     assert table.startswith(made)            # a run of its own may follow
 
 
-def test_the_table_of_the_gpu_is_that_of_its_json():
+@pytest.mark.parametrize("name", ["gpu_h200", "gpu_steps_h200"])
+def test_the_table_of_the_gpu_is_that_of_its_json(name):
     import gpu_report
-    table = (RESULTS / "gpu_h200.md").read_text(encoding="utf-8")
-    assert table == gpu_report.markdown(measured("gpu_h200"))
+    table = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+    assert table == gpu_report.markdown(measured(name))
 
 
 @pytest.mark.parametrize("engine, kinds", [
