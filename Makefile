@@ -37,7 +37,7 @@ GPU_DEPS := $(VENV)/gpu
 GPU_BENCH_DEPS := $(VENV)/gpu-bench
 endif
 
-.PHONY: all train sft dpo chat serve tour check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline speedrun data data-books model release help clean
+.PHONY: all train sft dpo chat serve pictures check test test-all smoke release-check gpu-test bench gpu-bench pipeline gpu-pipeline speedrun data data-books model release help clean
 
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile

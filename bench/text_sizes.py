@@ -1,6 +1,6 @@
 """How much text a model needs: the first bytes of data/shakespeare.txt, at several sizes.
 
-    nice python bench/text_sizes.py              all rows, about 10 minutes on two idle cores
+    nice python bench/text_sizes.py              all rows, about 15 minutes on two idle cores
 
 Each row trains a new model with `nanoeuler.py train`, for a fixed number of steps, and validates on
 the last 10% of its own text.  The machine may be shared with other programs, so the time of a row
@@ -31,7 +31,8 @@ class Row(NamedTuple):
 
 
 ROWS = [Row(100_000, "small", 500, 50), Row(300_000, "small", 1_100, 100),
-        Row(1_000_000, "small", 3_200, 200), Row(0, "small", 3_200, 400)]
+        Row(1_000_000, "small", 3_200, 200), Row(0, "small", 3_200, 400),
+        Row(0, "big", 1_300, 200)]
 
 
 def cpu_seconds():
