@@ -138,6 +138,22 @@ def test_guides_that_make_a_model_name_the_smaller_file():
     assert not lacking
 
 
+def test_text_sizes_are_those_of_the_record():
+    """The rows of the guide that were measured on a CPU"""
+    import json
+    record = (ROOT / "bench/results/text_sizes.json").read_text(encoding="utf-8")
+    expected = []
+    for row in json.loads(record)["rows"]:
+        step, best = min(row["held_out"], key=lambda found: found[1])
+        n = row["bytes"]
+        size = f"{n / 1e6:.0f} MB" if n >= 1e6 else f"{n / 1e3:.0f} KB"
+        expected.append((size, row["preset"], f"{row['cpu_minutes'] / 2:.1f}", f"{best:.2f}",
+                         f"{step:,} of {row['steps']:,}"))
+    guide = (ROOT / "docs/train.md").read_text(encoding="utf-8")
+    assert re.findall(r"(?m)^\| ([^|]+) \| (\w+) \| two CPU cores \| ([^|]+) \| ([^|]+) \| "
+                      r"([^|]+) \|", guide) == expected
+
+
 def test_guides_use_one_name_for_each_kind_of_file():
     """The files that commands read are those of the table in docs/README.md, and the sets in data/.
     A guide about many files, or about a table in CSV, needs others."""
