@@ -112,7 +112,8 @@ def test_the_bundled_model_is_the_one_on_its_card():
     minutes = [float(x) for x in re.findall(
         r"(?m)^\| (?:pretrain|sft|dpo) \|[^|]*\|[^|]*\| ([\d.]+) \|", card)]
     assert len(minutes) == 3 and f"in {sum(minutes):.0f} minutes on one GPU" in section
-    assert f"{re.findall(r'([0-9]+) MB of English prose', card)[0]} MB of English prose" in section
+    [size, *_] = re.findall(r"(?m)^\| `[\w.]+` \| ([\d,]+) \| `[0-9a-f]{16}` \|", card)
+    assert f"first read {int(size.replace(',', '')) / 1e6:.0f} MB of" in section
 
 
 def test_the_readme_names_what_a_newcomer_does():
@@ -190,6 +191,20 @@ def test_links_and_files_are_there(path):
     for name in re.findall(r"`((?:bench|tests|docs|data)/[\w/.-]+\.(?:py|md|txt|json|png))`", text):
         made = name.startswith("bench/out/") or name in FETCHED
         assert made or (ROOT / name).exists(), name
+
+
+def anchors(path):
+    """Those of the headings of a page, as GitHub makes them"""
+    text = re.sub(r"(?ms)^```.*?^```", "", path.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+            for title in re.findall(r"(?m)^#+ (.+)$", text)}
+
+
+@pages
+def test_links_lead_to_headings(path):
+    for link, anchor in re.findall(r"\]\(([^)#: ]*)#([^)]+)\)", path.read_text(encoding="utf-8")):
+        page = (path.parent / link).resolve() if link else path
+        assert page.suffix != ".md" or anchor in anchors(page), f"{link}#{anchor}"
 
 
 # What the scripts of data/ write
