@@ -8,6 +8,7 @@ is what `make test` says; it does not run this file.
 import functools
 import json
 import re
+import subprocess
 import sys
 
 import pytest
@@ -279,3 +280,15 @@ def test_the_defaults_are_those_that_the_readme_shows(monkeypatch, capsys):
     _, _, shown = README.partition("\nNanoEuler: 1,053,824 parameters")
     shown = shown.partition("\n...")[0].splitlines()[1:]         # as many as there is room for
     assert len(said) == 9 and shown == said[:len(shown)] and shown
+
+
+def test_the_chat_in_the_readme_is_that_of_the_bundled_model():
+    """With the settings of `make chat`; another processor may round a probability differently."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = page.partition("\n$ make chat\n")[2].partition("\n```")[0].splitlines()
+    questions, answers = [x.removeprefix("> ") for x in lines[::2]], lines[1::2]
+    assert len(questions) == len(answers) >= 4
+    said = subprocess.run([sys.executable, str(ROOT / "nanoeuler.py"), "chat", "bundled"],
+                          input="\n".join(questions) + "\n", capture_output=True,
+                          encoding="utf-8", check=True).stdout
+    assert re.findall(r"(?m)^> (.+)$", said) == answers
