@@ -285,8 +285,9 @@ def test_what_the_bundled_model_has_met_before(tmp_path):
     """Page 1, README and the card count in the conversations that the card names, made by the
     script of the commit that the card names."""
     path, card = tmp_path / "everyday.jsonl", (ROOT / "data/MODEL.md").read_text(encoding="utf-8")
-    [commit] = re.findall(r"at commit (\w+)", card)
-    [words] = re.findall(r"`python data/everyday\.py (--count .*?)`", card)
+    [commit] = {*re.findall(r"at commit (\w+)", card)}
+    about = (ROOT / "data/README.md").read_text(encoding="utf-8")
+    [words] = re.findall(r"(?m)^\$ python data/everyday\.py (--count .*)$", about)
     for name in "everyday.py", "everyday_banks.py":
         shown = subprocess.run(["git", "show", f"{commit}:data/{name}"], cwd=ROOT,
                                capture_output=True)
@@ -295,15 +296,17 @@ def test_what_the_bundled_model_has_met_before(tmp_path):
         (tmp_path / name).write_bytes(shown.stdout)
     subprocess.run([sys.executable, str(tmp_path / "everyday.py"), *words.split(), "--out",
                     str(path)], cwd=ROOT, check=True)
-    raw, about = path.read_bytes(), (ROOT / "data/README.md").read_text(encoding="utf-8")
+    raw = path.read_bytes()
     digest = hashlib.sha256(raw).hexdigest()[:16]
     assert f"`everyday.jsonl` | {len(raw):,} | `{digest}`" in card and f"commit {commit}" in about
-    found = raw.decode().lower().splitlines()
+    found = raw.decode().splitlines()
     count = {text: sum(text in line for line in found) for text in (
-        "capital of norway", "hello, bud", "how does the ocean say hello", "sleeping bull",
-        "bear without teeth", "capital of atlantis")}
-    assert [*count.values()] == [56, 13, 14, 13, 13, 13]
+        "capital of Norway", "Purr-ple", "broken spine", "sleeping bull", "labracadabrador",
+        "Atlantis", "Mordor", "Glumtide")}
+    assert [*count.values()] == [72, 13, 13, 13, 13, 10, 5, 0]
+    assert sum("capital of" in line for line in found) > 4000
     readme, page = ((ROOT / name).read_text(encoding="utf-8")
                     for name in ("README.md", "docs/tour/01_talk.md"))
-    assert f"{len(found):,} conversations" in page and '56 contain "capital of Norway"' in page
-    assert '56 of the 24,000 conversations' in readme and "13 contain this joke" in readme
+    assert f"{len(found):,} conversations" in page and '72 contain "capital of Norway"' in page
+    assert "Atlantis occurs in ten conversations and Mordor in five" in page
+    assert '72 of the 34,001 conversations' in readme and "13 contain this joke" in readme

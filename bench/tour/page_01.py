@@ -3,7 +3,7 @@ from shapes import arrow, box, curve, svg, text
 
 # The prompt of page 1 and what the bundled model predicts after it, at temperature 1
 PROMPT = ("T", "ell", "·me", "·a", "·j", "oke", ".")
-NEXT = (("Why", 0.403), ("What", 0.384), ("How", 0.079), ("W", 0.075), ("2,044 others", 0.059))
+NEXT = (("Why", 0.531), ("What", 0.405), ("W", 0.035), ("How", 0.023), ("2,044 others", 0.006))
 
 
 def chip(x, y, word, kind="box"):
@@ -28,12 +28,12 @@ def picture():
     for i, (word, p) in enumerate(NEXT):
         y, kind = 42 + 23 * i, "b" if i == 1 else "a"
         parts += [text(556, y + 13, word, "mono" if i < 4 else "small", "end"),
-                  box(562, y, 210 * p, 17, kind, round=2),
-                  text(568 + 210 * p, y + 13, f"{p:.1%}".replace("%", " %"), "small", "start")]
+                  box(562, y, 180 * p, 17, kind, round=2),
+                  text(568 + 180 * p, y + 13, f"{p:.1%}".replace("%", " %"), "small", "start")]
     parts += [curve([(590, 156), (590, 182), (50, 182)], "bb"), arrow(50, 182, 50, 151, "bb"),
               text(330, 174, "pick one at random, here “What”, and append it"),
               text(330, 200, "then ask the model again", "small")]
     return svg(212, "A loop. The tokens of the prompt, Tell me a joke, go into the language model. "
-               "It gives a probability to each possible next token: Why 40.3 %, What 38.4 %, How "
-               "7.9 %, W 7.5 %, all 2,044 others together 5.9 %. One of them is picked, appended "
+               "It gives a probability to each possible next token: Why 53.1 %, What 40.5 %, W "
+               "3.5 %, How 2.3 %, all 2,044 others together 0.6 %. One of them is picked, appended "
                "to the text, and the model is asked again.", *parts)

@@ -6,9 +6,9 @@ import nanoeuler as ne
 from nanoeuler_parts.checkpoint.bundled import beside_program, SHIPPED
 
 TEXT = "What is the capital of Norway? The capital of Norway is"
-HEADS = ((4, 1, "layer 5, head 2: mostly the token before"),
+HEADS = ((3, 3, "layer 4, head 4: mostly the token before"),
          (6, 0, "layer 7, head 1: “is” looks at “way”"))
-CELL, TOP = 15, 92
+CELL, TOP = 14, 92
 
 
 def weights_of(model, n, layer, h):
@@ -48,6 +48,6 @@ def picture():
     bottom = TOP + CELL * len(ids) + 24
     return svg(bottom + 12, "Two grids of weights. In the first, the dark cells lie next to the "
                "diagonal: each token looks at the one before. In the second, the last row is "
-               "dark in the column of way, the end of the first Norway.", *grids,
+               "dark in the columns of way, the ends of the two Norways.", *grids,
                text(360, bottom, "A row is a token that looks. A column is a token that it looks "
                     "at. Stronger color: more weight. Above the diagonal: the future.", "small"))
