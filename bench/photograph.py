@@ -134,7 +134,7 @@ def main():
                 wide, narrow = {"width": 1200, "height": 860}, {"width": 390, "height": 844}
                 chat(browser, address, "chat_light.png", wide, (1, 0))
                 chat(browser, address, "chat_dark.png", wide, (1, 0), dark=True)
-                chat(browser, address, "chat_narrow.png", narrow, (0, 8), trajectory=False)
+                chat(browser, address, "chat_narrow.png", narrow, (0, 9), trajectory=False)
         if "training" in pages:
             training(browser, folder)
         browser.close()
