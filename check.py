@@ -20,6 +20,11 @@ For preferences, with r = log pi - log ref of a whole response, it is the mean o
 
     loss = -log sigmoid(0.1 (r(chosen) - r(rejected))),    log pi = -CE_0, summed
 
+For sampled answers, with r = pi / pi_old of a token, A the advantage of its answer, and
+d = log ref - log pi, it is the mean over the tokens of all answers of
+
+    loss = -min(r A, clip(r, 0.8, 1.2) A) + 0.3 (exp(d) - 1 - d)
+
 A tensor is moved along a direction u by s = -2h, -h, h, 2h.  With f(s) the loss there,
 
     n = (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h  =  df/ds + O(h^4)
@@ -59,6 +64,7 @@ except ValueError as e:          # a UserError about the environment
 TOLERANCE = 1e-6
 STEP = 2e-4                                  # h
 MTP_WEIGHT, BETA = 0.3, 0.1
+CLIP, KL = 0.2, 0.3
 ENTRIES, DIRECTIONS, SEEDS = 24, 4, 2
 
 BASE = ne.Config(n_embd=10, n_head=4, n_kv_head=2, head_dim=4, n_layer=2, n_hidden=9, seq_len=7,
@@ -67,8 +73,11 @@ BASE = ne.Config(n_embd=10, n_head=4, n_kv_head=2, head_dim=4, n_layer=2, n_hidd
 # changes   the fields of Config that differ from BASE
 # T         tokens per sequence
 # sizes     number of sequences in each micro-batch
-# pairs     whether the sequences are pairs of responses
-Case = namedtuple("Case", "title changes T sizes pairs", defaults=(False,))
+# kind      "pairs" of responses, sampled "answers", or "" for a text
+Case = namedtuple("Case", "title changes T sizes kind", defaults=("",))
+# Answers that a model pi_old sampled: log pi_old and log ref of their tokens, is_answer (B, T), and
+# advantage (B,)
+Samples = namedtuple("Samples", "old reference is_answer advantage")
 CASES = [
     Case("two query heads per key/value head, four output heads", {}, 7, (2, 1, 1)),
     Case("one token: every head but the first has no target", {}, 1, (1, 3)),
@@ -89,7 +98,8 @@ CASES = [
         n_embd=33, n_head=4, n_kv_head=2, head_dim=34, n_hidden=20, seq_len=131, vocab_size=20,
         n_mtp=1, qkv_bias=True, qk_norm=True, window=21, rope_scaling="llama3", rope_original=32,
         rope_factor=4.0), 131, (1, 1)),
-    Case("preferences: two pairs, one split across micro-batches", {}, 7, (1, 3), pairs=True),
+    Case("preferences: two pairs, one split across micro-batches", {}, 7, (1, 3), "pairs"),
+    Case("reinforcement learning: four answers", {}, 7, (1, 3), "answers"),
 ]
 
 
@@ -128,7 +138,9 @@ def cross_entropies(model, tokens, targets):
 
 def loss_of(model, tokens, targets, reference):
     """The loss as defined above, from the cross-entropies.
-    reference (B,): -log ref of each response; None if the sequences are not pairs"""
+    reference (B,): -log ref of each response of pairs, or Samples; None for a text"""
+    if isinstance(reference, Samples):
+        return loss_of_answers(-model.token_losses(tokens, targets[0]), reference)
     ce = cross_entropies(model, tokens, targets)
     if reference is not None:
         chosen, rejected = (reference - ce[:, 0]).reshape(-1, 2).T
@@ -137,11 +149,30 @@ def loss_of(model, tokens, targets, reference):
     return ce[0] + MTP_WEIGHT * (ce[1:].mean() if len(ce) > 1 else 0)
 
 
+def loss_of_answers(logp, x):
+    """The loss of sampled answers as defined above.     logp (B, T), x: Samples"""
+    ratio, A, d = np.exp(logp - x.old), x.advantage[:, None], x.reference - logp
+    loss = -np.minimum(ratio * A, np.clip(ratio, 1 - CLIP, 1 + CLIP) * A) + KL * (np.exp(d) - 1 - d)
+    return loss[x.is_answer].mean()
+
+
+def random_samples(model, tokens, targets, rng):
+    """Samples whose ratios lie on both sides of both limits"""
+    logp = -model.token_losses(tokens, targets[0])
+    advantage = rng.choice([-1.0, 1.0], len(tokens)) * rng.uniform(0.5, 2, len(tokens))
+    return Samples(rng.normal(logp, 0.4), rng.normal(logp, 0.5), targets[0] >= 0, advantage)
+
+
 def gradient(model, tokens, targets, sizes, reference):
     """The analytic gradient of all parameters, accumulated over micro-batches."""
     weight = np.zeros((len(tokens), len(targets)))
     if reference is None:
         weight[:] = ne.loss_weights(targets, MTP_WEIGHT)
+    elif isinstance(reference, Samples):
+        from nanoeuler_parts.tuning.grpo import grpo_loss
+        weight = np.zeros((*weight.shape, tokens.shape[1]))
+        logp = -model.token_losses(tokens, targets[0])
+        _, weight[:, 0] = grpo_loss(logp, *reference, CLIP, KL)
     else:
         from nanoeuler_parts.tuning.dpo import dpo_loss
         _, weight[:, 0] = dpo_loss(model.losses(tokens, targets[0]), reference, BETA)
@@ -195,7 +226,9 @@ def check_case(case, seed, plain=False):
     model = (ne.PlainModel if plain else ne.Model)(cfg, random_params(cfg, rng))
     tokens, targets = random_batch(cfg, sum(case.sizes), case.T, rng)
     reference = None
-    if case.pairs:                           # margins of about 2: the sigmoid is not flat
+    if case.kind == "answers":
+        reference = random_samples(model, tokens, targets, rng)
+    if case.kind == "pairs":                 # margins of about 2: the sigmoid is not flat
         reference = rng.normal(model.losses(tokens, targets[0]), 2 / BETA)
     grads = ne.views(gradient(model, tokens, targets, case.sizes, reference), ne.param_table(cfg))
     errors = {}
@@ -209,7 +242,7 @@ def check_case(case, seed, plain=False):
             n = derivative(model, view, u, tokens, targets, reference)
             worst = np.maximum(worst, abs(a - n) / (abs(a) + abs(n) + rms + 1e-30))   # keeps NaN
         errors[name] = float(worst)
-    if case.pairs:                           # auxiliary heads: no gradient, so 0 is right
+    if case.kind:                            # auxiliary heads: no gradient, so 0 is right
         errors["heads 1.."] = float(grads.lm_head[1:].any())
     return errors
 
@@ -233,7 +266,7 @@ def main(argv=None):
         compile_passes("f64")
     seeds = [args.seed] if args.quick else range(args.seed, args.seed + SEEDS)
     all_errors = []
-    cases = [x for x in CASES if ne.nanoeuler_parts or not x.pairs]      # preferences are there
+    cases = [x for x in CASES if ne.nanoeuler_parts or not x.kind]       # these losses are there
     for case in cases[:1] if args.quick else cases:
         cfg = replace(BASE, **case.changes)
         print(f"\n{case.title}\n  ({cfg.n_layer} layers, {cfg.n_head}/{cfg.n_kv_head} heads, "

@@ -729,10 +729,10 @@ def row_max(row):
 def cross_entropy(nll, logits, targets, weight):
     """nll[t] = -log softmax(logits[t])[targets[t]], nats, or 0 where the target is -1
     out: nll (T,) float64
-    in: targets (T,) int32
-    in place: logits (T, V) become weight * (softmax - onehot), zero rows where the target is -1"""
+    in: targets (T,) int32, weight (T,) float64
+    in place: logits (T, V) become weight[t] * (softmax - onehot), zero rows where the target is -1
+    """
     T, V = logits.shape
-    scale = logits.dtype.type(weight)
     for t in range(T):
         row, y, total = logits[t], targets[t], logits.dtype.type(0)
         if y < 0:
@@ -744,6 +744,7 @@ def cross_entropy(nll, logits, targets, weight):
             row[v] = exp(row[v] - most)
             total += row[v]
         nll[t] = most - of_target + math.log(total)
+        scale = logits.dtype.type(weight[t])
         norm = scale / total
         for v in range(V):
             row[v] *= norm
@@ -871,7 +872,7 @@ def forward(tokens, t0, n_outputs, p, a, c):
 @jit
 def loss(nll, targets, weight, a):
     """nll (P, T): the cross-entropy of each head at each position, in nats.  Replaces the logits by
-    their gradients, those of sum_k weight[k] * sum_t nll[k, t].     targets (P, T), weight (P,)"""
+    their gradients, those of sum_kt weight[k, t] * nll[k, t].     targets, weight (P, T)"""
     for k in range(len(nll)):
         cross_entropy(nll[k], a.logits[k], targets[k], weight[k])
 
@@ -1164,6 +1165,12 @@ def loss_weights(targets, mtp_weight):
     of_heads = [1.0, *[mtp_weight / (P - 1) for _ in range(P - 1)]]
     return np.array(of_heads) / count
 
+def token_weights(weight, shape):
+    """The factor of each cross-entropy in the loss, (B, P, T) float64.     shape: (B, P, T)
+    weight (B, P, T), or (B, P) or (P,) if it is the same at all tokens of a sequence"""
+    weight = np.asarray(weight, np.float64)
+    return np.ones(shape) * (weight if weight.ndim == 3 else weight[..., None])
+
 class PlainModel:
     """A model and its gradients, one sequence after another.  It computes in the dtype of its
     parameters: float32 to train, float64 to check gradients."""
@@ -1181,18 +1188,21 @@ class PlainModel:
     def run(self, tokens, targets, weight, n_outputs, with_gradient):
         """Cross-entropies S (B, n_outputs) in nats, summed over each sequence's tokens.
         with_gradient: also g += the gradient of sum_bk weight[b, k] S[b, k]
-        tokens (B, T), targets (n_outputs, B, T), -1 for none, int32; weight (B, n_outputs)"""
+        tokens (B, T), targets (n_outputs, B, T), -1 for none, int32
+        weight (B, n_outputs), or another shape that `token_weights` takes"""
         cfg, c, dtype, (B, T) = self.cfg, self.constants, self.flat.dtype, tokens.shape
         need(0 < T <= cfg.seq_len, f"expected 1 to {cfg.seq_len} tokens per sequence, found {T}")
         check_ids(tokens, cfg)
         check_ids(np.maximum(targets, 0), cfg)
         a, d = zeros(act_shapes(cfg, T), dtype), zeros(act_grad_shapes(cfg, T), dtype)
         nll = np.zeros((B, n_outputs, T))
+        weight = token_weights(weight, nll.shape)
         for b in range(B):
             forward(tokens[b], 0, n_outputs, self.p, a, c)
             loss(nll[b], targets[:, b], weight[b], a)
             if with_gradient:
                 backward(tokens[b], n_outputs, self.p, self.g, a, d, c)
+        self.nll = nll
         return nll.sum(2)
 
     def gradient(self, tokens, targets, weight):
@@ -1202,6 +1212,11 @@ class PlainModel:
     def losses(self, tokens, targets):
         """Summed cross-entropy of head 0 of every sequence (B,), in nats     targets (B, T)"""
         return self.run(tokens, targets[None], np.ones((len(tokens), 1)), 1, False)[:, 0]
+
+    def token_losses(self, tokens, targets):
+        """Cross-entropy of head 0 at every token (B, T), in nats, 0 where there is no target"""
+        self.losses(tokens, targets)
+        return self.nll[:, 0]
 
     def update(self, hyper):
         """An AdamW step with the gradients since the last step; sets them to zero.  Returns the
@@ -1216,8 +1231,10 @@ def train(run, stopped=()):
     run: an object with
         model, batches                 the model, and the data that it learns from
         step, n_steps                  the number of steps that are done, and of all steps
-        B, micro_batch                 sequences of a step, and of a forward and backward pass
-        weights(tokens, targets)       the factor of each cross-entropy in the loss, (B, P)
+        B, micro_batch                 sequences of a step, and of a forward and backward pass; the
+                                       batches of `rl` may have fewer than B
+        weights(tokens, targets)       the factor of each cross-entropy in the loss, (B, P) or
+                                       (B, P, T)
         hyper(step)                    the settings of the optimizer
         updating()                     a context: an error within it leaves parameters and step
                                        that do not fit, so that they must not be saved
@@ -1232,7 +1249,7 @@ def train(run, stopped=()):
 
         # The gradient of the loss: a forward and a backward pass of each micro-batch
         weight = run.weights(tokens, targets)
-        for b in range(0, run.B, run.micro_batch):
+        for b in range(0, len(tokens), run.micro_batch):
             rows = slice(b, b + run.micro_batch)
             model.gradient(tokens[rows], targets[:, rows], weight[rows])
 
@@ -2029,9 +2046,9 @@ def layer_rows(a, b, l, t0, t1):
                      mlp_rstd=a.mlp_rstd[b, l, t0:t1], gate_up=a.gate_up[b, l, t0:t1],
                      swiglu=a.swiglu[b, l, t0:t1])
 
-# A micro-batch: tokens (B, T), targets (P, B, T), weight (B, P), and nll (B, outputs, T) float64,
-# which receives the losses.  outputs: heads 0 to outputs - 1 of the P heads are computed.  until:
-# LOGITS, LOSS or GRADIENT, the last thing that is computed.
+# A micro-batch: tokens (B, T), targets (P, B, T), weight (B, P, T), and nll (B, outputs, T), which
+# receives the losses; both float64.  outputs: heads 0 to outputs - 1 of the P heads are computed.
+# until: LOGITS, LOSS or GRADIENT, the last thing that is computed.
 Batch = namedtuple("Batch", "tokens targets weight nll outputs until")
 LOGITS, LOSS, GRADIENT = range(3)
 # The network: Params, packed panels of each W and of each W^T, Constants
@@ -2079,7 +2096,7 @@ def team_loss(team, batch, a):
     for t0, t1 in shared(team, T, MR):
         for k in range(batch.outputs):
             cross_entropy(nll[b, k, t0:t1], a.logits[b, k, t0:t1], batch.targets[k, b, t0:t1],
-                          batch.weight[b, k])
+                          batch.weight[b, k, t0:t1])
 
 @jit
 def team_backward(team, batch, net, a, d, scratch):
@@ -2188,7 +2205,7 @@ def run_sequence(team, batch, net, a, d, scratch):
 
 @jit_parallel
 def run_batch(batch, tasks, p, w, wt, constants, g, a, d, scratch):
-    """Forward, loss and gradients of one micro-batch: g += d(sum_bk weight[b, k] CE_bk)/dp.
+    """Forward, loss and gradients of one micro-batch: g += d(sum_bkt weight[b, k, t] CE_bkt)/dp.
     tasks: see `task_table`
     Threads take sequences from a common counter, so a thread that is slowed down takes fewer.  If B
     is no multiple of the threads, the idle threads of the last round help with its sequences."""
@@ -2376,6 +2393,7 @@ class Model:
         outputs: the number of heads, from head 0 on; None means all of them."""
         cfg, (B, T), P = self.cfg, tokens.shape, self.cfg.n_mtp
         need(0 < T <= cfg.seq_len, f"expected 1 to {cfg.seq_len} tokens per sequence, found {T}")
+        weight = token_weights(weight, (B, P, T))
         for x in (tokens, targets):          # kernels do not check array bounds
             need(x is None or x.max() < cfg.vocab_size,
                  f"expected token ids from 0 to {cfg.vocab_size - 1}, found a larger one")
@@ -2385,12 +2403,12 @@ class Model:
             targets = np.full((P, B, T), -1, np.int32)
         else:
             T = length_used(targets)
-            tokens, targets = tokens[:, :T], targets[:, :, :T]
+            tokens, targets, weight = tokens[:, :T], targets[:, :, :T], weight[:, :, :T]
         self.prepare(B, T)
         outputs = outputs or P
         # another type of integers would compile `run_batch` again, for minutes
         batch = Batch(*(np.ascontiguousarray(x, np.int32) for x in (tokens, targets)),
-                      np.ones((B, P)) * weight, np.zeros((B, outputs, T)), outputs, until)
+                      np.ascontiguousarray(weight), np.zeros((B, outputs, T)), outputs, until)
         run_batch(batch, self.tasks, self.p, self.w, self.wt, self.constants, self.g, self.a,
                   self.d, self.scratch)
         if until == GRADIENT:                # gains and biases: add them in the order of the batch
@@ -2398,6 +2416,7 @@ class Model:
                 gradient = getattr(self.g, name)
                 for row in getattr(self.d, name):
                     gradient += row
+        self.nll = batch.nll                 # (B, outputs, T), for `token_losses`
         return batch.nll.cumsum(-1)[..., -1] # adds token by token; sum() would add in pairs
 
     def logits(self, tokens):
@@ -2407,6 +2426,7 @@ class Model:
 
     def gradient(self, tokens, targets, weight):
         """g += d(sum_bk weight[b, k] CE_bk)/dp     weight (B, P), or (P,) for every sequence
+        With weight (B, P, T), each token has a weight of its own: sum_bkt weight[b, k, t] CE_bkt.
         Heads after the last one with a nonzero weight are not computed."""
         self.forget_failure()
         outputs = self.outputs_with(weight)
@@ -2422,7 +2442,9 @@ class Model:
     def outputs_with(self, weight):
         """The number of heads up to the last one with a nonzero weight.  Notes the heads that have
         one, for `update`."""
-        weighted = np.flatnonzero(np.atleast_2d(weight).any(0)).tolist()
+        weight = np.atleast_2d(weight)
+        is_weighted = weight.any((0, 2) if weight.ndim == 3 else 0)
+        weighted = np.flatnonzero(is_weighted).tolist()
         self.weighted_heads |= {0, *weighted}
         return 1 + max(weighted, default=0)
 
@@ -2484,6 +2506,14 @@ class Model:
         """Summed CE of head 0 of every sequence (B,), in nats: -sum_t log p(targets[:, t])
         tokens, targets (B, T) int32"""
         return self.run(LOSS, tokens, targets[None], outputs=1)[:, 0]
+
+    def token_losses(self, tokens, targets):
+        """CE of head 0 at every token, nats, (B, T) float64: -log p(targets[b, t]), or 0 where the
+        target is -1     tokens, targets (B, T) int32"""
+        self.losses(tokens, targets)
+        nll = np.zeros(tokens.shape)
+        nll[:, :self.nll.shape[-1]] = self.nll[:, 0]
+        return nll
 
     def micro_batch(self, B, asked=None, T=None):
         """The number of sequences that `gradient` takes at once: `asked`, or up to B as far as

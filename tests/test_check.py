@@ -20,7 +20,7 @@ from oracles import plain_parts
 
 import check
 import nanoeuler as ne
-from nanoeuler_parts.tuning import dpo
+from nanoeuler_parts.tuning import dpo, grpo
 
 pytestmark = pytest.mark.unit
 SOURCE = (ROOT / "nanoeuler.py").read_text(encoding="utf-8")
@@ -106,8 +106,23 @@ MUTANTS = {
     "dpo without beta": ("slope = beta * np.exp", "slope = np.exp"),
     "dpo, not a mean": ("margin)) / len(margin)", "margin))"),
     "dpo without the reference": ("(reference - ce).reshape", "(0 - ce).reshape"),
-    "one weight for all sequences": ("weight[b, k])", "weight[0, k])"),
-    "other heads weighed as head 0": ("weight[b, k])", "weight[b, 0])"),
+    "rl, sign of the advantage": ("ratio * A) + kl", "-ratio * A) + kl"),
+    "rl, clipped above only": ("ratio < 1 - clip)", "ratio < 0)"),
+    "rl, clipped below only": ("np.where(A > 0, ratio > 1 + clip", "np.where(A > 0, ratio < 0"),
+    "rl, both limits for any advantage": ("np.where(A > 0, ratio > 1 + clip, ratio < 1 - clip)",
+                                          "(abs(ratio - 1) > clip)"),
+    "rl, no clipping": ("np.where(is_clipped, 0.0, ratio * A)", "ratio * A"),
+    "rl without the ratio": ("0.0, ratio * A)", "0.0, A)"),
+    "rl, KL the other way round": ("d = reference - logp", "d = logp - reference"),
+    "rl, sign of the KL": ("+ kl * (np.exp(d) - 1)", "- kl * (np.exp(d) - 1)"),
+    "rl, estimator k1": ("+ kl * (np.exp(d) - 1)", "- kl"),
+    "rl, the mask of the next token": ("np.where(is_answer, slope",
+                                       "np.where(np.roll(is_answer, 1, 1), slope"),
+    "rl, not a mean": ("slope, 0.0) / n", "slope, 0.0)"),
+    "one weight for all sequences": ("weight[b, k, t0:t1])", "weight[0, k, t0:t1])"),
+    "other heads weighed as head 0": ("weight[b, k, t0:t1])", "weight[b, 0, t0:t1])"),
+    "weights of other tokens": ("weight[b, k, t0:t1])", "weight[b, k, :t1 - t0])"),
+    "one weight for all tokens": ("dtype.type(weight[t])", "dtype.type(weight[0])"),
 }
 
 
@@ -178,7 +193,8 @@ def programs():
     small = dict(n_embd=6, n_hidden=5, head_dim=2, vocab_size=9, n_mtp=3, n_layer=1)
     check.CASES = [check.Case("untied", small, 6, (1, 1)),
                    check.Case("tied", {**small, "tie_embeddings": True}, 5, (2,)),
-                   check.Case("preferences", small, 6, (1, 3), pairs=True),
+                   check.Case("preferences", small, 6, (1, 3), "pairs"),
+                   check.Case("answers", small, 6, (1, 3), "answers"),
                    *(check.Case(name, {**small, "n_mtp": 1, "head_dim": D, **feature}, 6, (1, 1))
                      for name, D, feature in (("norms of q and k", 6, {"qk_norm": True}),
                                               ("biases", 2, {"qkv_bias": True}),
@@ -217,7 +233,7 @@ def definitions(source):
 COPY = small_blocks()
 DEFINITIONS = {"": [*definitions(COPY)],
                "--plain": [*definitions(SOURCE.split("# ======== Part II")[0])]}
-OF_PREFERENCES = inspect.getsource(dpo.dpo_loss)
+OF_PREFERENCES, OF_ANSWERS = map(inspect.getsource, (dpo.dpo_loss, grpo.grpo_loss))
 
 
 def run_check(monkeypatch, programs, *change, flag=""):
@@ -233,6 +249,10 @@ def run_check(monkeypatch, programs, *change, flag=""):
             found = {"np": np}
             exec(compile(mutate(OF_PREFERENCES, *change), "dpo.py", "exec"), found)
             monkeypatch.setattr(dpo, "dpo_loss", found["dpo_loss"])
+        elif change and change[0] in OF_ANSWERS:
+            found = {"np": np}
+            exec(compile(mutate(OF_ANSWERS, *change), "grpo.py", "exec"), found)
+            monkeypatch.setattr(grpo, "grpo_loss", found["grpo_loss"])
         elif change:
             texts = [x for x in DEFINITIONS[flag] if change[0] in x]
             assert texts, f"nanoeuler.py has no {change[0]!r} any more: adapt this mutant"

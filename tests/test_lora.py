@@ -134,6 +134,29 @@ def test_gradients_equal_central_differences(name):
     assert len(errors) == 8 and max(errors.values()) < check.TOLERANCE, errors
 
 
+def test_a_weight_for_each_token():
+    """Equal weights in a row change no bit, and the gradient is linear in the weights."""
+    cfg = CONFIGS[next(iter(CONFIGS))]
+    tokens, targets, of_rows = batch(cfg, 3)
+    T = cfg.seq_len
+
+    def gradient_of(targets, weight):
+        model = model_of(cfg, random_flat(cfg, 1), adapter=random_adapter(cfg, LORA, 3))
+        model.gradient(tokens, targets, weight)
+        return model.g_flat.copy()
+
+    weight = np.zeros((3, cfg.n_mtp, T))
+    weight[:, 0] = of_rows[:, None]
+    assert np.array_equal(gradient_of(targets, weight), gradient_of(targets, weight[:, :, 0]))
+    first = np.random.default_rng(2).random(targets.shape) < 0.5
+    weight[:, 0] = np.where(first[0], 1.5, -0.25)
+    ones = np.ones(cfg.n_mtp)
+    want = (1.5 * gradient_of(np.where(first, targets, -1), ones)
+            - 0.25 * gradient_of(np.where(first, -1, targets), ones))
+    found = gradient_of(targets, weight)
+    assert np.abs(found - want).max() < 1e-12 * np.abs(want).max() and want.any()
+
+
 def same(models, cfg, B=3):
     """Do these models have bit-identical losses and gradients?"""
     found = []

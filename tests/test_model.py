@@ -182,6 +182,59 @@ def test_micro_batches_change_no_bit(sizes, dtype):
     assert np.array_equal(losses, again_losses) and np.array_equal(g, again)
 
 
+@pytest.mark.parametrize("kind", [ne.Model, ne.PlainModel])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_equal_weights_of_tokens_change_no_bit(kind, dtype):
+    tokens, targets = batch(BASE, 3, 40, 9)
+    of_rows, found = np.random.default_rng(1).normal(size=(3, BASE.n_mtp)), []
+    for weight in of_rows, np.repeat(of_rows[..., None], 40, 2):
+        model = kind(BASE, random_flat(BASE, 8, dtype))
+        model.gradient(tokens, targets, weight)
+        found.append((model.ce.tobytes(), model.g_flat.tobytes()))
+    assert found[0] == found[1] and model.g_flat.any()
+
+
+@pytest.mark.parametrize("kind", [ne.Model, ne.PlainModel])
+def test_a_weight_for_each_token(kind):
+    """The gradient is linear in the weights: it is the sum of those of two disjoint sets of tokens,
+    each with one weight."""
+    tokens, targets = batch(BASE, 3, 40, 9)
+    first = np.random.default_rng(2).random(targets.shape) < 0.5
+    weight = np.where(first, 1.5, -0.25).swapaxes(0, 1)          # (B, P, T)
+
+    def gradient_of(targets, weight):
+        model = kind(BASE, random_flat(BASE, 8))
+        model.gradient(tokens, targets, weight)
+        return model.g_flat.copy()
+
+    want = (1.5 * gradient_of(np.where(first, targets, -1), np.ones(BASE.n_mtp))
+            - 0.25 * gradient_of(np.where(first, -1, targets), np.ones(BASE.n_mtp)))
+    assert worst(gradient_of(targets, weight), want) < 1e-12 and np.abs(want).max() > 1e-2
+    assert worst(gradient_of(targets, weight[:, ::-1]), want) > 1e-3
+
+
+def test_heads_without_a_weight_of_any_token_are_not_computed():
+    model, weight = ne.Model(BASE, random_flat(BASE, 8)), np.zeros((3, BASE.n_mtp, 40))
+    weight[1, 1, 7] = 1
+    tokens, targets = batch(BASE, 3, 40, 9)
+    model.gradient(tokens, targets, weight)
+    assert model.weighted_heads == {0, 1} and not model.ce[2:].any() and model.ce[1]
+
+
+def test_token_losses():
+    model = ne.Model(BASE, random_flat(BASE, 8))
+    tokens, targets = batch(BASE, 3, 40, 9, dead=[1])
+    targets[:, :, 35:] = -1                  # fewer tokens are computed
+    found = model.token_losses(tokens, targets[0])
+    assert found.shape == (3, 40) and np.array_equal(found > 0, targets[0] >= 0)
+    assert np.array_equal(found.cumsum(1)[:, -1], model.losses(tokens, targets[0]))
+    logits = model.logits(tokens)[:, 0]
+    for b in range(3):
+        want = [np.log(np.exp(z).sum()) - z[y] if y >= 0 else 0
+                for z, y in zip(logits[b], targets[0, b])]
+        assert np.allclose(found[b], want, atol=1e-12)
+
+
 def test_memory_grows_for_each_array_by_itself(monkeypatch):
     """More sequences, then longer ones, as the parts of batches of examples come in turn"""
     model = ne.Model(BASE, random_flat(BASE, 8))

@@ -353,8 +353,7 @@ def head_pass(team, h, gain, w, scale, tasks, eps, has_loss, has_gradient, s):
     product(team, h.logits, h.logits, no, h.final_in, w, scale, tasks, h.final_in, s.panel, no, s)
     if has_loss:
         for t0, t1 in shared(team, n, MR):
-            for t in range(t0, t1):
-                cross_entropy(h.nll[t:t + 1], h.logits[t:t + 1], h.targets[t:t + 1], h.weight[t])
+            cross_entropy(h.nll[t0:t1], h.logits[t0:t1], h.targets[t0:t1], h.weight[t0:t1])
     if has_gradient:
         for t0, t1 in shared(team, n, MR):
             store(h.dlogits[t0:t1], h.logits[t0:t1], one)

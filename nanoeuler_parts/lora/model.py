@@ -9,7 +9,7 @@ from bpe import need
 from nanoeuler import (
     adamw_update, aligned, BF16, BR, clipping, constants_of, dims_of, DY_COLUMNS, GRADIENT,
     gradient_norm, KC, length_used, LOSS, Model, most_memory, MR, NB, pack, panel_rows, PRECISIONS,
-    tile_width,
+    tile_width, token_weights,
 )
 from nanoeuler_parts.lora.adapter import (
     adapter_views, init_adapter, Lora, MATRICES, n_trained, shape_of, sites_of,
@@ -230,30 +230,31 @@ class LoraModel:
     # ---- passes
     def run(self, until, tokens, targets, weight=None):
         """Cross-entropies (B,) of head 0, in nats.  With until = GRADIENT, also adds the gradient
-        of sum_b weight[b] CE_b to g.     tokens, targets (B, T) int32, -1 for none; weight (B,)
-        """
+        of sum_bt weight[b, t] CE_bt to g.     tokens, targets (B, T) int32, -1 for none
+        weight (B, T), or (B,) if it is the same at all tokens of a sequence"""
         cfg = self.cfg
         need(0 < tokens.shape[1] <= cfg.seq_len,
              f"expected 1 to {cfg.seq_len} tokens per sequence, found {tokens.shape[1]}")
         for x in tokens, np.maximum(targets, 0):
             need(0 <= x.min() and x.max() < cfg.vocab_size, f"expected token ids from 0 to "
                  f"{cfg.vocab_size - 1}, found {x.min()} to {x.max()}")
-        T = length_used(targets[None])
+        B, T = len(tokens), length_used(targets[None])
         tokens, targets = (np.ascontiguousarray(x[:, :T], np.int32) for x in (tokens, targets))
-        B = len(tokens)
         self.prepare(B, T)
         embed_rows(self.x[0], tokens.reshape(-1), *self.base.wte)
         for l in range(cfg.n_layer):
             self.forward(l, True)
-        weight = np.ones(B) if weight is None else np.asarray(weight, np.float64)
-        nll = self.head(targets.reshape(-1), np.repeat(weight, T), until)
+        weight = np.ones(B) if weight is None else weight
+        if weight.ndim == 1:
+            weight = np.repeat(weight[:, None], T, 1)
+        self.nll = self.head(targets.reshape(-1), weight[:, :T].reshape(-1), until).reshape(B, 1, T)
         if until == GRADIENT:
             in_spare = cfg.n_layer - self.n_kept - 1     # the layer whose activations are there
             for l in range(cfg.n_layer - 1, -1, -1):
                 if l < in_spare:
                     self.forward(l, False)
                 self.backward(l)
-        return nll.reshape(B, T).cumsum(-1)[:, -1]
+        return self.nll[:, 0].cumsum(-1)[:, -1]
 
     def of_layer(self, l):
         """The frozen weights of a layer, and its adapter in panels"""
@@ -299,13 +300,14 @@ class LoraModel:
 
     # ---- the interface of an Engine
     def gradient(self, tokens, targets, weight):
-        """g += the gradient of sum_b weight[b, 0] CE_b     targets (P, B, T), weight (B, P) or (P,)
-        """
+        """g += the gradient of sum_bt weight[b, 0, t] CE_bt
+        targets (P, B, T), weight as in `Model.gradient`"""
         if self.has_failed:
             self.g_flat[:] = 0
             self.has_failed = False
-        weight = np.broadcast_to(np.atleast_2d(weight), (len(tokens), self.cfg.n_mtp))
-        self.ce[0] += self.run(GRADIENT, tokens, targets[0], weight[:, 0]).sum()
+        B, T = tokens.shape
+        weight = token_weights(weight, (B, self.cfg.n_mtp, T))[:, 0]
+        self.ce[0] += self.run(GRADIENT, tokens, targets[0], weight).sum()
 
     def update(self, hyper):
         """An AdamW step of A and B, see `Model.update`"""
@@ -321,6 +323,8 @@ class LoraModel:
     def losses(self, tokens, targets):
         """Summed CE of head 0 of every sequence (B,), in nats     tokens, targets (B, T) int32"""
         return self.run(LOSS, tokens, targets)
+
+    token_losses = Model.token_losses
 
     def buffers(self):
         """The arrays that a run stores: the adapter and AdamW's moments"""
