@@ -15,6 +15,8 @@ How to read this file
     python nanoeuler.py train [small|big]      train on data/shakespeare.txt, write nanoeuler.bin
     python nanoeuler.py sft [FILE]             train it to answer, write nanoeuler_chat.bin
     python nanoeuler.py dpo [FILE]             train it on preferences, write nanoeuler_dpo.bin
+    python nanoeuler.py rl [FILE]              train it on rewards of its own answers, write
+                                               nanoeuler_rl.bin
     python nanoeuler.py chat [FILE]            continue or answer what you type
     python nanoeuler.py generate "ROMEO:"      print one continuation; --file: of many prompts
     python nanoeuler.py lens "To be or not"    show the Euler steps of one prompt

@@ -13,7 +13,7 @@ These stand on nanoeuler.py, each on those above it:
     lora/          LoRA: frozen weights, adapters, the training of adapters
     chat/          conversations: templates, sampling, the terminal, JSON mode, choice of a model
     runs/          training runs: settings, data, schedule, length, log, checkpoints, --resume
-    tuning/        sft, dpo, and the examples that they read
+    tuning/        sft, dpo, rl, and the examples that they read
     interchange/   Hugging Face, GGUF, int8
     tools/         lens, eval, plot, list, info; the verbs of nanoeuler_cuda.py
     serve/         the HTTP server and its pages

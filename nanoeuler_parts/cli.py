@@ -30,6 +30,8 @@ VERBS = [
      "supervised fine-tuning: train a checkpoint to answer questions"),
     ("dpo", "nanoeuler_parts.tuning.dpo",
      "direct preference optimization: train a chat checkpoint on preferred answers"),
+    ("rl", "nanoeuler_parts.tuning.rl",
+     "reinforcement learning: train a chat checkpoint on its own answers, with a reward for each"),
     ("chat", "nanoeuler_parts.chat.verbs",
      "talk to a model in the terminal; a base model continues the text"),
     ("generate", "nanoeuler_parts.chat.verbs",

@@ -110,6 +110,7 @@ GROUPS = [
     ("optimizer", "--batch --lr --floor --warmup --cooldown --weight-decay --beta1 --beta2 --clip "
                   "--optimizer --muon-lr --momentum --newton-schulz --embedding-lr"),
     ("loss", "--mtp-weight --mtp-until --mtp-from --rehearse --beta --nll"),
+    ("reinforcement learning", "--reward --group --updates --scale-rewards --clip-ratio --kl"),
     ("LoRA", "--lora --lora-alpha --lora-targets"),
     ("shape of a new model", "--n-embd --n-head --n-kv-head --head-dim --n-layer --n-hidden "
                              "--seq-len --vocab-size --n-mtp --tie-embeddings --qkv-bias --qk-norm "
@@ -125,8 +126,9 @@ GROUP_OF = {flag: title for title, flags in GROUPS for flag in flags.split()}
 MOST_SHOWN = 14              # flags; of a verb with more, --help shows COMMON
 COMMON = frozenset(
     "--help --help-all --data --init --out --resume --force --minutes --steps --epochs --batch "
-    "--lr --lora --rehearse --seq-len --vocab-size --tokens --temperature --top-p --stop --n "
-    "--system --file --adapter --questions --json --host --port --gpus --threads".split())
+    "--lr --lora --rehearse --reward --seq-len --vocab-size --tokens --temperature --top-p "
+    "--stop --n --system --file --adapter --questions --json --host --port --gpus "
+    "--threads".split())
 SELDOM = {"train": {"--lora"}}               # {verb: flags that are common in others only}
 
 # {verb of either program: what to type after the program}
@@ -134,6 +136,7 @@ EXAMPLES = {
     "train": "train --data mine.txt --minutes 10 --out mine.bin",
     "sft": "sft mine.bin --data questions.jsonl --out chat.bin --epochs 60",
     "dpo": "dpo chat.bin --data pairs.jsonl --out better.bin --epochs 60 --nll 1",
+    "rl": "rl bundled --data questions.jsonl --reward exact --minutes 10 --out better.bin",
     "chat": "chat bundled --temperature 0",
     "generate": 'generate "Once upon a time" mine.bin --tokens 100 --n 3',
     "lens": 'lens "To be, or not to" mine.bin',

@@ -23,6 +23,7 @@ from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.runs.start import as_typed
 from nanoeuler_parts.tools.evaluation import EvalOptions
 from nanoeuler_parts.tuning.dpo import DpoOptions
+from nanoeuler_parts.tuning.rl import RlOptions
 from nanoeuler_parts.tuning.sft import SftOptions
 from dataclasses import fields
 from nanoeuler_parts.checkpoint.bundled import beside_program
@@ -362,8 +363,8 @@ def test_a_help_text_names_only_flags_of_its_verb():
         helps = " ".join(str(action.help) for action in parser._actions)
         named[name] = {*re.findall(r"--[a-z][a-z-]*", helps)}
         assert named[name] <= {*parser.flags}, name
-    lengths = [named[verb] & {"--minutes", "--epochs"} for verb in ("train", "sft", "dpo")]
-    assert lengths == [{"--minutes"}, {"--epochs"}, {"--epochs"}]
+    lengths = [named[verb] & {"--minutes", "--epochs"} for verb in ("train", "sft", "dpo", "rl")]
+    assert lengths == [{"--minutes"}, {"--epochs"}, {"--epochs"}, {"--minutes"}]
 
 
 def test_every_verb_has_help(capsys):
@@ -373,11 +374,11 @@ def test_every_verb_has_help(capsys):
         assert e.value.code == 0
         return " ".join(capsys.readouterr().out.split())
 
-    verbs = ("train", "sft", "dpo", "chat", "generate", "lens", "eval", "plot", "info",
+    verbs = ("train", "sft", "dpo", "rl", "chat", "generate", "lens", "eval", "plot", "info",
              "compile")
     assert all(f" {verb} " in text() and "--threads" in text(verb) for verb in verbs)
     for verb, settings in (("train", TrainOptions), ("sft", SftOptions),
-                           ("dpo", DpoOptions), ("chat", ChatSampling),
+                           ("dpo", DpoOptions), ("rl", RlOptions), ("chat", ChatSampling),
                            ("generate", ne.Sampling), ("eval", EvalOptions)):
         whole = text(verb, flag="--help-all").partition(" example: ")[0]
         value = r"(?:[A-Z_0-9=]+|\{\S+\})"
@@ -441,7 +442,7 @@ def test_a_text_in_place_of_a_preset(text, elsewhere, capsys):
 
 def test_a_row_of_settings_names_verbs_that_exist():
     """A mistyped verb would lack the setting.  Only a verb of the row can have another default."""
-    known = {"train", "sft", "dpo", "t", "s", "d"}
+    known = {"train", "sft", "dpo", "rl", "t", "s", "d"}
     for x in OPTIONS:
         verbs = {verb for listed in x.defaults for verb in listed.split()}
         assert verbs and verbs <= known, x.name

@@ -19,6 +19,7 @@ from helpers import ROOT
 from nanoeuler_parts.checkpoint import bundled
 from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.tuning.dpo import DpoRun
+from nanoeuler_parts.tuning.rl import RlRun
 from nanoeuler_parts.tuning.sft import SftRun
 
 pytestmark = pytest.mark.unit
@@ -384,7 +385,8 @@ def test_a_verb_loads_no_module_of_another():
     speak = {*talk, "lora"}
     assert {verb: {name.split(".")[0] for name in names} for verb, names in found.items()} == {
         "train": {*talk, "runs"}, "sft": {*talk, "runs", "tuning"},
-        "dpo": {*talk, "runs", "tuning"}, "chat": speak, "generate": speak,
+        "dpo": {*talk, "runs", "tuning"}, "rl": {*talk, "runs", "tuning"},
+        "chat": speak, "generate": speak,
         "lens": {*speak, "tools"}, "eval": {*speak, "tuning", "tools"}, "serve": {*talk, "serve"},
         "plot": {"tools"}, "info": {*talk, "tools"}, "list": {*talk, "tools"},
         "quantize": {*files, "interchange"}, "export": {*speak, "interchange"},
@@ -395,6 +397,8 @@ def test_a_verb_loads_no_module_of_another():
     learns = ["tuning.rehearsal", "tuning.rows"]
     several = {"sft": [*tuning, *learns, "tuning.sft"],
                "dpo": ["tuning.dpo", *tuning, *learns, "tuning.sft"],
+               "rl": [*tuning, "tuning.grpo", "tuning.rehearsal", "tuning.rewards", "tuning.rl",
+                      "tuning.rows", "tuning.sft"],
                "eval": ["tools.evaluation", *tuning],
                "export": ["interchange.exporting", *shared],
                "import": sorted(["interchange.importing", *shared])}
@@ -451,7 +455,7 @@ def test_nothing_is_installed_by_a_name_that_is_everybodys():
     assert setuptools["packages"] == ["nanoeuler_data", "nanoeuler_docs", *packages]
     assert all((ROOT / name.replace(".", "/") / "__init__.py").exists() for name in packages)
     shipped = setuptools["package-data"]["nanoeuler_data"]
-    for run in (Run, SftRun, DpoRun):           # what they learn if they are not told
+    for run in (Run, SftRun, DpoRun, RlRun):    # what they learn if they are not told
         assert os.path.basename(run.Options.data) in shipped
     model = os.path.basename(bundled.SHIPPED), "MODEL.md"  # and what they talk to: both, or neither
     assert {*model} <= {*shipped}

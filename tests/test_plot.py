@@ -151,3 +151,40 @@ def test_nothing_to_draw_and_a_single_point(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("a") >= 1
     log.write_text(json.dumps({"step": 0, "bits_per_byte": math.nan}) + "\n", encoding="utf-8")
     refused(capsys, "plot", log, words=("no losses", "a.jsonl", "log of a training run"))
+
+
+@pytest.fixture
+def log_of_rewards(tmp_path):
+    names = "reward length kl signal loss".split()
+    records = [{"step": 0, "val_reward": 0.25, "val_length": 7.0}]
+    records += [{"step": step, **{name: step + float(i) for i, name in enumerate(names)}}
+                for step in STEPS]
+    path = tmp_path / "rl.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    return path
+
+
+def test_a_log_of_rewards_has_an_axis_for_each_measure(log, log_of_rewards, tmp_path, monkeypatch):
+    needs("matplotlib")
+    from matplotlib.figure import Figure
+    saved = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: saved.append(figure))
+    run("plot", log_of_rewards, "--out", tmp_path / "a.png")
+    run("plot", log, log_of_rewards, "--out", tmp_path / "b.png")
+    labels = ["reward", "tokens per answer", "KL, nats per token", "share of groups with a signal"]
+    assert [axes.get_ylabel() for axes in saved[0].axes] == labels
+    assert [axes.get_ylabel() for axes in saved[1].axes] == ["bits per byte", *labels]
+    curves = {line.get_label(): line.get_xydata() for axes in saved[0].axes for line in axes.lines}
+    assert set(curves) == {f"{log_of_rewards} {name}" for name in (
+        "reward", "val_reward", "length", "val_length", "kl", "signal")}
+    assert np.array_equal(curves[f"{log_of_rewards} kl"], [(x, x + 2) for x in STEPS])
+    assert np.array_equal(curves[f"{log_of_rewards} val_reward"], [(0, 0.25)])
+
+
+def test_rewards_in_the_terminal(log_of_rewards, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    run("plot", log_of_rewards)
+    said = capsys.readouterr().out
+    for words in ("reward", "tokens per answer", "KL, nats per token", "groups with a signal"):
+        assert f"    {words}" in said or words in said
+    assert said.count("step 0") == 4 and "bits/byte" not in said

@@ -1,4 +1,5 @@
 """State: what a checkpoint stores besides the configuration, the tokenizer and the numbers."""
+import math
 from dataclasses import dataclass, field, replace
 
 from bpe import need
@@ -28,6 +29,9 @@ class State(Settings):
     bits_per_byte: float | None = None         # of the latest validation
     best: float | None = None  # the lowest validation on ESTIMATE rows, and its step
     best_step: int = 0
+    rewards: list = field(default_factory=list)        # rl: the held-out reward before the first
+                               # step, and the highest one, both on ESTIMATE questions
+    reward_sha256: str = ""    # rl: of the Python file of --reward
     mtp_phase: int = 0         # of the auxiliary heads: ON, OFF or ON_AGAIN
     log_sha256: str = ""       # of the first line of the run's log: `log_identity`
     text_sha256: str = ""      # of the training data; "" marks a fresh run, until `Run.__init__`
@@ -60,6 +64,9 @@ class State(Settings):
              f"stops: expected a list of names, found {self.stops}")
         need(all(isinstance(x, str) for x in self.learned),
              f"learned: expected a list of digests, found {self.learned!r:.60}")
+        need(len(self.rewards) in (0, 2) and all(type(x) is float and math.isfinite(x)
+                                                 for x in self.rewards),
+             f"rewards: expected none or two numbers, found {self.rewards!r:.60}")
         need(all(isinstance(x, list) and len(x) == 3 and all(isinstance(text, str) for text in x)
                  for x in self.own_answers), "own_answers: expected a list of lists [question, "
              f"input, answer], found {self.own_answers!r:.60}")

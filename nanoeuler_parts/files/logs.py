@@ -31,7 +31,7 @@ def parse_record(line):
 
 def read_log(path):
     """The records of a JSON-lines log."""
-    with reading(path, "name a log that train, sft or dpo wrote"):
+    with reading(path, "name a log that train, sft, dpo or rl wrote"):
         lines = record_lines(read_bytes(path).decode(errors="replace"))
         records = [r for r in map(parse_record, lines) if r]
         need(records or not lines, "expected a log of training steps, found none")
@@ -61,8 +61,9 @@ def log_path(out, data):
         with open(log, "rb") as f:
             first = f.readline(LONGEST_RECORD)
         r = parse_record(first) or {}        # of a step, a validation, or the end before step 1
-        need(not first or {"heads", "val_bits_per_byte", STOPPED} & r.keys(), f"{log} is not a "
-             f"training log, and the log of {out} would replace it; choose another --out")
+        need(not first or {"heads", "val_bits_per_byte", "val_reward", STOPPED} & r.keys(),
+             f"{log} is not a training log, and the log of {out} would replace it; choose another "
+             f"--out")
     else:
         need_writable(log, "choose another --out")
     return log

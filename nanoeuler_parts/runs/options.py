@@ -12,8 +12,8 @@ from nanoeuler_parts.files.settings import need_setting, setting, Settings
 from nanoeuler_parts.machine.cpu import DTYPE
 
 # Verbs, with blanks between them; t, s and d are those of nanoeuler_cuda.py
-ALL, ON_CPU, ON_GPU, TEXTS, TUNING = "train sft dpo t s d", "train sft dpo", "t s d", "train t", (
-    "sft dpo s d")
+ALL, ON_CPU, ON_GPU = "train sft dpo rl t s d", "train sft dpo rl", "t s d"
+TEXTS, TUNING, RL = "train t", "sft dpo s d", "rl"
 
 class Option(NamedTuple):
     """A setting, as some verbs have it"""
@@ -36,6 +36,10 @@ OPTIONS = [
            "number of training steps; 0: train for --minutes instead"),
     Option("steps", int | None, STEPS, {TUNING: None},
            "number of training steps; 0: train for --epochs instead"),
+    Option("steps", int | None, STEPS, {RL: None},
+           "number of updates of the model; 0: train for --minutes instead"),
+    Option("batch", int, (1, 1 << 20), {RL: 64},
+           "number of answers that are sampled per batch, rounded to whole groups"),
     Option("batch", int, (1, 1 << 24), {"train sft dpo s d": 2048},
            "number of tokens per training step, rounded to whole sequences"),
     Option("batch", int, (1, 1 << 40), {"t": 32_768},
@@ -43,14 +47,15 @@ OPTIONS = [
     Option("micro_batch", int | None, (0, 65_535), {ALL: None},
            "number of sequences per forward and backward pass; fewer take less memory; 0: up to "
            "4 GiB of activations, on a GPU as many as fit"),
-    Option("lr", float, (1e-9, 1), {"train": 4e-3, "t": 0.012, "sft s": 2e-3, "dpo d": 3e-5},
+    Option("lr", float, (1e-9, 1), {"train": 4e-3, "t": 0.012, "sft s": 2e-3, "dpo d": 3e-5,
+                                   RL: 3e-5},
            "base learning rate of AdamW; multiplied by 128 / n_embd", adamw={TEXTS: 6e-3}),
-    Option("floor", float, (0, 1), {TEXTS: 0.0, TUNING: 0.02},
+    Option("floor", float, (0, 1), {TEXTS: 0.0, TUNING: 0.02, RL: 0.1},
            "final learning rate, as a fraction of the peak; 0: decay to zero", adamw={TEXTS: 0.02}),
-    Option("warmup", int, STEPS, {"train": 25, "t": 200, TUNING: 50},
+    Option("warmup", int, STEPS, {"train": 25, "t": 200, TUNING: 50, RL: 5},
            "number of warm-up steps, in which the learning rate rises linearly; 0: no warm-up",
            adamw={"train": 50}),
-    Option("weight_decay", float, (0, 10), {ALL: 0.1},
+    Option("weight_decay", float, (0, 10), {f"{TEXTS} {TUNING}": 0.1, RL: 0.0},
            "decoupled weight decay, applied to matrices only; 0: none",
            adamw={"train": 0.3, "t": 1.0}),
     Option("beta1", float, (0, 0.9999), {ALL: 0.9},
@@ -59,7 +64,8 @@ OPTIONS = [
            "decay rate of AdamW's moving average of the squared gradient"),
     Option("clip", float, (1e-9, 1e9), {ALL: 1.0},
            "gradient-norm clipping: largest global norm of the gradient"),
-    Option("eval_every", int, (1, 1 << 40), {ALL: 250}, "number of steps between validations"),
+    Option("eval_every", int, (1, 1 << 40), {f"{TEXTS} {TUNING}": 250, RL: 50},
+           "number of steps between validations"),
     Option("save_every", int, (1, 1 << 40), {ON_CPU: 250, ON_GPU: 5000},
            "number of steps between checkpoints"),
     Option("seed", int, (0, 1 << 60), {ALL: 1},
@@ -86,6 +92,13 @@ OPTIONS = [
     Option("data", str, ANY, {"dpo d": "data/preferences_sample.jsonl"},
            "pairs to train on: JSON, JSON lines, CSV or Parquet, also compressed (.gz, .xz, .bz2, "
            ".zst); if data/preferences.jsonl exists, it replaces the default"),
+    Option("data", str, ANY, {RL: "data/instructions.json"},
+           "questions to train on, with their answers if the reward reads them: JSON, JSON lines, "
+           "CSV or Parquet, also compressed (.gz, .xz, .bz2, .zst)"),
+    Option("reward", str, ANY, {RL: "exact"},
+           "reward of an answer: exact (1 if it is `output`, else 0), contains (1 if it contains "
+           "`output`), regex (1 if the pattern in `output` matches a part of it), length (its "
+           "number of words), or a Python file with the function reward(example, answer)"),
 
     # Data: texts
     Option("field", str, ANY, {TEXTS: "text"},
@@ -97,6 +110,9 @@ OPTIONS = [
     Option("minutes", float, (0.01, 1e6), {"train": 3.0},
            "minutes of training, over all resumed parts, without the time to read data and "
            "compile kernels; used if the number of steps is 0"),
+    Option("minutes", float, (0.01, 1e6), {RL: 10.0},
+           "minutes of training, over all resumed parts, without the time to read data and "
+           "compile kernels; used if the number of steps is 0"),
     Option("minutes", float, (0.01, 1e6), {"t": 3.0},
            "minutes of training, over all resumed parts, with the time in which kernels are "
            "compiled; used if the number of steps is 0"),
@@ -104,6 +120,9 @@ OPTIONS = [
            "fraction of the text, at its end, held out for validation"),
 
     # Data: examples and pairs
+    Option("holdout", float, (0, 0.5), {RL: 0.05},
+           "fraction of the questions held out for validation; of fewer than 30 questions, none "
+           "are held out unless this flag is given; 0: none, validate on the training questions"),
     Option("holdout", float, (0, 0.5), {TUNING: 0.02},
            "fraction of the questions held out for validation; of fewer than 30 examples, none are "
            "held out unless this flag is given; 0: none, validate on the default examples"),
@@ -113,10 +132,10 @@ OPTIONS = [
     Option("truncate", bool, ANY, {TUNING: False},
            "shorten conversations that are longer than a row, or than the model's context: their "
            "oldest exchanges are dropped; otherwise they are left out"),
-    Option("ignore", list, ANY, {TUNING: []},
+    Option("ignore", list, ANY, {f"{TUNING} {RL}": []},
            "name of a field of the examples or of their messages to ignore, although it may "
            "change what is learned; may be given several times"),
-    Option("field", list, ANY, {TUNING: []},
+    Option("field", list, ANY, {f"{TUNING} {RL}": []},
            "NAME=COLUMN: the column of the file that holds a field, as in instruction=question; "
            "may be given several times", metavar="NAME=COLUMN"),
     Option("epochs", float, (0.001, 1e6), {"sft s": 3.0},
@@ -168,6 +187,25 @@ OPTIONS = [
            "chat template: alpaca or chatml; empty: a chat model keeps its own, and a base model "
            "gets chatml for messages and alpaca for single questions",
            one_of=("", "alpaca", "chatml")),
+    Option("group", int, (2, 1 << 16), {RL: 8},
+           "number of answers that are sampled for a question; the advantage of an answer is its "
+           "reward minus the mean of its group"),
+    Option("tokens", int, (1, 1 << 17), {RL: 64}, "largest number of tokens in a sampled answer"),
+    Option("temperature", float, (0.01, 100), {RL: 1.0},
+           "temperature at which answers are sampled, a divisor of the logits"),
+    Option("updates", int, (1, 1 << 16), {RL: 1}, "number of updates on each batch of answers"),
+    Option("scale_rewards", bool, ANY, {RL: True},
+           "divide the advantages of a group by the standard deviation of its rewards, so that "
+           "each group with a signal has the same weight"),
+    Option("clip_ratio", float, (1e-9, 1e9), {RL: 0.2},
+           "clip range of the importance ratio: a token whose probability has changed by more than "
+           "this fraction in the direction of its advantage has no gradient; only with several "
+           "--updates"),
+    Option("kl", float, (0, 1e3), {RL: 0.0},
+           "weight of the KL divergence to the model at step 0, per token (estimator k3); 0: none"),
+    Option("keep_best", bool, ANY, {RL: False},
+           "also save the model with the highest held-out reward, as NAME_best.bin beside "
+           "NAME.bin"),
     Option("keep_best", bool, ANY, {"train sft t s": False},
            "also save the model with the lowest validation loss, as NAME_best.bin beside NAME.bin"),
     Option("beta", float, (1e-9, 1e9), {"dpo d": 0.1},

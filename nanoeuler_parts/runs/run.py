@@ -47,6 +47,8 @@ class Run:
     preset = "small"                         # the default preset
     begins_with, made_by = None, ""          # the default checkpoint to begin with, and its verb
     needs_chat = False                       # should that model answer already?  In DPO, yes
+    only_teaches = ""                        # why it should
+    keeps_template = False                   # of any chat model, also one that cannot be trained
     larger_data = ""                         # used instead of Options.data if it exists
     length_flag = "--minutes"                # sets the length if --steps does not
     R = 1                                    # rows that stay together in a batch; 2 in DPO
@@ -91,8 +93,7 @@ class Run:
         engine.ready(options)
         flat = self.initial(cfg) if start.flat is None else start.flat
         self.model = engine(cfg, flat, start.moments, options)
-        self.batches = Prefetched(self.data.batches)
-        self.batches.prepare(s.step * self.B, self.B)
+        self.batches = self.make_batches()
         self.print_settings()
         # One size for all passes: on a GPU the order of sums depends on the largest micro-batch
         s.micro_batch = self.model.micro_batch(self.B, options.micro_batch or s.micro_batch, self.T)
@@ -100,6 +101,12 @@ class Run:
     def initial(self, cfg):
         """The parameters of a new model"""
         return initial_params(cfg, self.options)
+
+    def make_batches(self):
+        """The batches of the loop, the first of which is made here"""
+        batches = Prefetched(self.data.batches)
+        batches.prepare(self.step * self.B, self.B)
+        return batches
 
     def set_option(self, name, value):
         """Changes a setting that follows from the data, and stores it for --resume."""

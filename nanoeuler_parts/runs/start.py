@@ -189,8 +189,8 @@ def from_weights(run, file):
     start = run.read_source(file)
     s = start.state
     if run.needs_chat and s.kind == "base":
-        note(f"{file} is a base model; run sft first to teach it to answer, because dpo "
-             f"only teaches which of two answers is better")
+        note(f"{file} is a base model; run sft first to teach it to answer, because "
+             f"{run.only_teaches}")
     need(s.eos in start.tokenizer.specials or not run.kind, f"{file} has no token {s.eos} to end a "
          f"response; start from another model")
     template = s.template
@@ -198,6 +198,7 @@ def from_weights(run, file):
         template = template or "alpaca"
     return start._replace(moments=(), state=State(
         kind=run.kind or s.kind, bos=s.bos, eos=s.eos, stops=s.stops, template=template,
+        thinking=s.thinking if run.keeps_template else "",
         source=shown_name(file), source_sha256=sha256_of(file),
         learned=s.learned + ([s.text_sha256] if s.kind == "chat" and s.text_sha256 else [])))
 

@@ -1,6 +1,8 @@
-"""The verb `plot`: draws the loss curves of logs, as a picture or in the terminal."""
+"""The verb `plot`: draws the curves of logs, as a picture or in the terminal: losses, and of `rl`
+rewards, lengths and the KL divergence."""
 import os
 import string
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,34 +39,56 @@ def need_picture(out, logs, force):
     refuse_overwrite(out, force or is_older_plot, "it is not a matplotlib plot; choose "
                      "another --out")
 
+# (label of the axis, keys of its curves); of a log without rewards, only the first
+PANELS = [("bits per byte", ("bits_per_byte", "val_bits_per_byte")),
+          ("reward", ("reward", "val_reward")), ("tokens per answer", ("length", "val_length")),
+          ("KL, nats per token", ("kl",)), ("share of groups with a signal", ("signal",))]
+
+class Panel(NamedTuple):
+    label: str
+    curves: dict                             # (path, key) -> (n, 2): step, value
+    low: float
+    high: float
+
+def panels_of(logs):
+    """The Panels of these logs that have a curve"""
+    learn_from_rewards = [path for path in logs if read_curve(path, "reward")]
+    found = []
+    for label, keys in PANELS:
+        paths = logs if label == PANELS[0][0] else learn_from_rewards
+        points = {(path, key): read_curve(path, key) for path in paths for key in keys}
+        curves = {name: np.array(xy, float) for name, xy in points.items() if xy}
+        if curves:
+            y = np.concatenate(list(curves.values()))[:, 1]
+            high = y.max()
+            if label == PANELS[0][0]:        # the first losses would flatten all others
+                high = min(high, y.min() + 3)
+            found.append(Panel(label, curves, y.min(), high))
+    return found
+
 def plot(logs, out, force=False):
     """`plot`: draws the curves with matplotlib, or as letters in the terminal if it is missing."""
-    curves = {}                              # (path, key) -> (n, 2): step, bits per byte
-    for path in logs:
-        for key in ("bits_per_byte", "val_bits_per_byte"):
-            points = read_curve(path, key)
-            if points:
-                curves[path, key] = np.array(points, float)
-    if not curves:
+    panels = panels_of(logs)
+    if not panels:
         raise UserError(f"found no losses in {', '.join(logs)}; name the log of a training run")
-    points = np.concatenate(list(curves.values()))
-    last_step = points[:, 0].max()
-    low = points[:, 1].min()
-    high = min(points[:, 1].max(), low + 3)  # the first losses would flatten all others
     try:
         from matplotlib.figure import Figure
     except ImportError:
         note(f"{out} needs matplotlib (pip install matplotlib); drawing in the terminal "
              f"instead")
-        return plot_terminal(curves, last_step, low, high)
+        for panel in panels:
+            plot_terminal(panel, height=20 if len(panels) == 1 else 10)
+        return
     need_picture(out, logs, force)
-    figure = Figure(figsize=(8, 5))
-    axes = figure.subplots()
-    for (path, key), xy in curves.items():
-        marker = "o" if key.startswith("val_") else None
-        axes.plot(xy[:, 0], xy[:, 1], label=f"{path} {key}", marker=marker, linewidth=1)
-    axes.set(xlabel="step", ylabel="bits per byte", ylim=(low - 0.1, high))
-    axes.legend(framealpha=1)                # opaque, as PostScript cannot do transparency
+    figure = Figure(figsize=(8, 5 if len(panels) == 1 else 3 * len(panels)))
+    for axes, panel in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels):
+        for (path, key), xy in panel.curves.items():
+            marker = "o" if key.startswith("val_") else None
+            axes.plot(xy[:, 0], xy[:, 1], label=f"{path} {key}", marker=marker, linewidth=1)
+        axes.set(xlabel="step", ylabel=panel.label)
+        if panel.label == PANELS[0][0]:
+            axes.set(ylim=(panel.low - 0.1, panel.high))
+        axes.legend(framealpha=1)            # opaque, as PostScript cannot do transparency
     kind = os.path.splitext(out)[1][1:] or "png"         # as `savefig` chooses it
     out = out if os.path.splitext(out)[1] else f"{out}.png"
     try:
@@ -74,8 +98,10 @@ def plot(logs, out, force=False):
         raise e if isinstance(e, UserError) else UserError(f"{out}: {e}") from None
     print(f"wrote {printable(out)}")
 
-def plot_terminal(curves, last_step, low, high, width=72, height=20):
+def plot_terminal(panel, width=72, height=20):
     """Draws each curve with its own letter.  A column shows the mean of the steps it covers."""
+    label, curves, low, high = panel
+    last_step = max(xy[:, 0].max() for xy in curves.values())
     if len(curves) > len(LETTERS):
         raise UserError(f"expected at most {len(LETTERS)} curves in the terminal, found "
                         f"{len(curves)}; name fewer logs, or install matplotlib for a picture")
@@ -89,9 +115,11 @@ def plot_terminal(curves, last_step, low, high, width=72, height=20):
     for i, row in enumerate(grid):
         value = high - (high - low) * i / (height - 1)
         print(f"{value:8.3f} |{''.join(row)}")
-    print(f"bits/byte +{'-' * width}")
+    print(f"{'bits/byte' if label == PANELS[0][0] else '':9} +{'-' * width}")
     first, last = "step 0", str(int(last_step))          # below the two ends of the line
     print(" " * len("bits/byte ") + first + last.rjust(width - len(first)))
+    if label != PANELS[0][0]:
+        print(f"    {label}")
     for letter, (path, key) in zip(LETTERS, curves):
         print(f"    {letter}  {printable(path)} {key}")
 

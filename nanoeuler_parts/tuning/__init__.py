@@ -1,1 +1,2 @@
-"""Fine-tuning: training examples, the verbs `sft` (supervised) and `dpo` (preferences)."""
+"""Fine-tuning: training examples, the verbs `sft` (supervised), `dpo` (preferences) and `rl`
+(rewards)."""

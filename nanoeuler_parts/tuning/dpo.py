@@ -52,6 +52,7 @@ class DpoRun(SftRun):
     overdone = "has learned the preferences of the training pairs", "how to write answers"
     answers = DpoOptions.answers
     R, needs_chat, rehearsing_lr = 2, True, DpoOptions.lr
+    only_teaches = "dpo only teaches which of two answers is better"
     line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
 
     def read_data(self, start):

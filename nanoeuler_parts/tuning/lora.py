@@ -1,5 +1,5 @@
-"""Runs of `train --init`, `sft` and `dpo` with --lora: they train an adapter, and leave the model
-as it is.
+"""Runs of `train --init`, `sft`, `dpo` and `rl` with --lora: they train an adapter, and leave the
+model as it is.
 
 The output is a folder: the adapter in PEFT's format, run.bin to resume from, and the log.
 """
@@ -24,9 +24,10 @@ from nanoeuler_parts.lora.model import Adapted, LoraModel
 from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.runs.start import launch
 from nanoeuler_parts.tuning.dpo import DpoRun
+from nanoeuler_parts.tuning.rl import RlRun
 from nanoeuler_parts.tuning.sft import SftRun
 
-SFT_LR, DPO_LR = 2e-3, 1e-4  # default --lr with --lora
+SFT_LR, DPO_LR, RL_LR = 2e-3, 1e-4, 3e-4     # default --lr with --lora
 FOLDER = "nanoeuler_lora"    # default --out with --lora
 BEST = "best"                # folder of --keep-best in that of the run
 
@@ -133,10 +134,17 @@ class DpoLora(Adapting, DpoRun):
     without its adapter."""
     default_lr = DPO_LR
 
+class RlLora(Adapting, RlRun):
+    """`rl --lora`.  The model at step 0 is the model without its adapter."""
+    default_lr = RL_LR
+
+    def make_reference(self):
+        return self.engine(self.model.cfg, Adapted(self.base, self.lora, None), (), self.options)
+
 class TrainLora(Adapting, Run):
     """`train --init FILE --lora`"""
 
-RUNS = {Run: TrainLora, SftRun: SftLora, DpoRun: DpoLora}
+RUNS = {Run: TrainLora, SftRun: SftLora, DpoRun: DpoLora, RlRun: RlLora}
 
 def folder_of(out, default, resume):
     """The folder of a run with LoRA.     out: --out, and its default, that of a run without LoRA"""
