@@ -119,7 +119,8 @@ CASES = {
     "State.check": [state(stops=[5]), state(template="\ud800"), state(learned=[5]),
                     state(own_answers=["abc"]), state(own_answers=[["a", "b"]]),
                     state(own_answers=[["a", "b", 3]]), state(old_right=[True]),
-                    state(old_known=[-1])],
+                    state(old_known=[-1]), state(rewards=[1.0]), state(rewards=[1, 2.0]),
+                    state(rewards=[1.0, math.nan])],
     "converted": [lambda: ne.converted(np.ones((2, 2), np.float32), "f8")],
     "compile_kernels": [lambda: compile_kernels("f8")],
     "need_data": [lambda path=path: need_data(path, "a.bin")

@@ -444,3 +444,43 @@ def test_the_bundled_model_starts(tmp_path, monkeypatch):
     (tmp_path / "add.json").write_text(json.dumps(ADD), encoding="utf-8")
     said = told("rl", "bundled", *RUN[2:], "--steps", 2, "--group", 2, "--batch", 2)
     assert "starts from      bundled" in said and "nanoeuler_rl.bin is complete" in said
+
+
+@pytest.mark.parametrize("found", [[1.0], [1.0, "x"], [1.0, math.nan], [1, 2, 3]])
+def test_a_checkpoint_with_other_rewards_is_rejected(found):
+    with pytest.raises(ne.UserError, match="rewards: expected none or two numbers"):
+        ne.State(rewards=found).check()
+    ne.State(rewards=[-1.0, 2.5]).check()
+
+
+def test_keep_best_needs_held_out_questions(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    refused(capsys, *RUN, "--keep-best", "--holdout", 0,
+            words=["--keep-best: expected held-out questions", "--holdout 0.2"])
+
+
+def test_a_file_of_few_questions_holds_none_out(base, tmp_path, monkeypatch):
+    """Then the training questions show the reward.  With --holdout, at least one is held out."""
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    (tmp_path / "few.json").write_text(json.dumps(ADD[:9]), encoding="utf-8")
+    said = told(*RUN, "--data", "few.json", "--steps", 2)
+    assert "9 for training, none held out" in said and "on 9 training questions" in said
+    said = told(*RUN, "--data", "few.json", "--steps", 2, "--holdout", 0.01, "--force")
+    assert "8 for training, 1 held out" in said
+
+
+def test_minutes_set_the_length(base, tmp_path, monkeypatch):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    run(*RUN[:5], "length", "--minutes", 0.05, *RUN[8:])
+    s = ne.read_checkpoint("nanoeuler_rl.bin").state
+    assert s.n_steps == s.step > 2 and s.step % 2 == 0
+
+
+def test_what_rl_rejects(base, tuned, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    (tmp_path / "rl.bin").write_bytes((tuned / "nanoeuler_rl.bin").read_bytes())
+    for flag, value in (("group", 1), ("tokens", 0), ("kl", -1), ("temperature", 0), ("updates", 0),
+                        ("clip-ratio", 0), ("batch", 0)):
+        refused(capsys, *RUN, f"--{flag}", value, words=[f"--{flag}: expected"])
+    refused(capsys, "sft", "--resume", "--out", "rl.bin", words=["not made by sft"])
+    refused(capsys, "rl", "--resume", "--out", "rl.bin", "--kl", 0.2, words=["kl", "0.1"])
