@@ -98,9 +98,14 @@ def compile_lora_decoding_kernels():
 
 def lora_kernels(dtype):
     """The kernels of the passes of a model with LoRA in this dtype"""
-    from nanoeuler_parts.lora.kernels import run_backward, run_forward, run_head
-    return {f"compile_lora({dtype!r})": [Compiled(kernel, "s.panel", PANELS[dtype])
-                                         for kernel in (run_forward, run_backward, run_head)]}
+    from nanoeuler_parts.lora.kernels import (
+        run_backward, run_forward, run_head, run_keeping, run_packing,
+    )
+    found = [Compiled(kernel, "s.panel", PANELS[dtype])
+             for kernel in (run_forward, run_backward, run_head)]
+    found += [Compiled(run_keeping, "kept.forward", PANELS[dtype]),
+              Compiled(run_packing, "p.at_qkv", PANELS[dtype])]
+    return {f"compile_lora({dtype!r})": found}
 
 def compile_lora_kernels(dtype=DTYPE, decoding=False):
     """Compiles the passes of a model with LoRA in this dtype, unless the cache has them.

@@ -204,6 +204,20 @@ def test_bits_do_not_depend_on_memory(monkeypatch, dtype):
     assert same(models, WIDE)
 
 
+@pytest.mark.parametrize("dtype", [None, ne.BF16])
+def test_bits_do_not_depend_on_kept_panels(monkeypatch, dtype):
+    """Of all frozen matrices or of none.  A sum of 1,100 terms has two blocks."""
+    flat = random_flat(WIDE, 1, np.float32, scale=0.1)
+    adapter = random_adapter(WIDE, LORA, dtype=np.float32)
+    models = [model_of(WIDE, flat, LORA, adapter, dtype)]
+    monkeypatch.setattr(lora_model, "MOST_KEPT", 1000)
+    models.append(model_of(WIDE, flat, LORA, adapter, dtype))
+    for model, is_kept in zip(models, (True, False)):
+        panels = [*model.kept_head, *(x for kept in model.kept for x in kept)]
+        assert {len(x) > 0 for x in panels} == {is_kept}
+    assert same(models, WIDE)
+
+
 def test_float32_and_bfloat16_are_near_float64():
     flat = random_flat(WIDE, 1, np.float64, scale=0.1)
     exact = model_of(WIDE, flat)
@@ -304,6 +318,13 @@ MUTANTS = {
     "v A left out": ("tile(columns, columns, v, right, m, 0, 1)",
                      "tile(columns, columns, 0 * v, right, m, 0, 1)"),
     "a panel of other columns": ("right = a[k0 // width:k0 // width + 1]", "right = a[:1]"),
+    "a kept panel of other columns": ("right = kept[i:i + 1, first:first + n]",
+                                      "right = kept[:1, first:first + n]"),
+    "kept rows of another block": ("right = kept[i:i + 1, first:first + n]",
+                                   "right = kept[i:i + 1, :n]"),
+    "blocks kept over each other": ("pack_of_columns(kept.backward[i:i + 1, first:]",
+                                    "pack_of_columns(kept.backward[i:i + 1]"),
+    "B of k from the rows of q": ("pack(p.b_k, g.qkv_b[q1:k1])", "pack(p.b_k, g.qkv_b[:k1 - q1])"),
     "terms of a sum left out": ("for n0 in range(0, N, KB):", "for n0 in range(0, N - KB, KB):"),
     "a sum begun anew": ("tile(columns, columns, part, right, m, 0, 1 if n0 else 0)",
                          "tile(columns, columns, part, right, m, 0, 0)"),
@@ -387,8 +408,8 @@ def worst_error(plain, monkeypatch, *change):
                 for old, new in SMALL_BLOCKS:
                     text = text.replace(old, new)
                 exec(compile(text, "kernels.py", "exec"), kernels)
-            model.update((name, kernels[name]) for name in ("run_forward", "run_backward",
-                                                            "run_head"))
+            model.update((name, kernels[name]) for name in (
+                "run_forward", "run_backward", "run_head", "run_keeping", "run_packing"))
         worst = 0.0
         for cfg in (SMALL, replace(SMALL, qk_norm=True, qkv_bias=True, n_layer=1)):
             rng = np.random.default_rng(1)

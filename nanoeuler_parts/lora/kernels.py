@@ -3,8 +3,9 @@
 The layer is that of nanoeuler.py, section 15, with three differences:
   - A product with a frozen matrix W reads W as its file stores it.  The threads share the columns
     of the result.  For `width` of them, a thread packs the part of W that it needs into a panel,
-    and multiplies the panel with all rows.  So W is converted once per product, and never held in
-    memory a second time.
+    and multiplies the panel with all rows.  So W is converted once per product.  If the panels of
+    all matrices fit into a part of the memory, they are packed once and kept (`Kept`), which
+    changes no bit.  Otherwise W is never held in memory a second time.
   - To each product the term of A and B is added, as r more rows of the same panel.
   - Only A and B get gradients.  The activations of a layer may be computed again before its
     backward pass, because they are the output of `layer_forward` for the same input.
@@ -40,7 +41,6 @@ jit = bpe.jit(files=OUR_FILES, **OPTIONS)
 jit_parallel = bpe.jit(files=OUR_FILES, parallel=True, **OPTIONS)
 
 KB = 1024            # terms of a sum for which a panel of W is packed at once: it stays in L2
-TOGETHER = 4         # panels of a backward product for which a part of dy is read once
 GAP = 16             # entries between the rows of a block, so that they use different sets of L1
 PARTS = 4            # parts of a loop for each thread: a thread that is slowed down takes fewer
 
@@ -65,6 +65,12 @@ AdapterGrads = namedtuple("AdapterGrads", "qkv_a qkv_b attn_proj_a attn_proj_b g
                                           "down_a down_b")
 # The tasks of each stacked matrix (n, 3): first and end column, and the first column in u
 Tasks = namedtuple("Tasks", "qkv attn_proj gate_up down")
+# The packed panels of a frozen matrix W (N, K).  forward: of x W^T, for each task (n, K, width);
+# backward: of dy W, (ceil(K / width), N, width).  Both are empty, with n = 0, if they are not kept
+Kept = namedtuple("Kept", "forward backward")
+# Of one layer, both of each stacked matrix
+LayerKept = namedtuple("LayerKept", [f"{m}_{x}" for m in ("qkv", "attn_proj", "gate_up", "down")
+                                     for x in ("forward", "backward")])
 # Working memory of a thread.  block: rows of W in the dtype of the computation; panel: packed from
 # them.  The others as in Scratch of nanoeuler.py
 LoraScratch = namedtuple("LoraScratch", "block panel scores dscores kt vt dy_panels x_panels")
@@ -111,10 +117,27 @@ def pack_of_columns(panel, block, w, scale, size, n0, n1, k0, k1):
     pack(panel[:, :panel_rows(n1 - n0, panel.dtype)], rows)
 
 @jit
-def product(team, out, base, add, x, w, scale, tasks, u, bt, rank, s):
+def keep_panels(i, kept, w, scale, tasks, K, block):
+    """Packs the panels of task i of the forward product, and panel i of the backward product.
+    kept: Kept, w bytes of W (N, K), block as in LoraScratch"""
+    size, width = w.shape[1] // K, kept.forward.shape[2]
+    if i < len(kept.forward):
+        for k0 in range(0, K, KB):
+            k1, first = min(K, k0 + KB), panel_rows(k0, kept.forward.dtype)
+            pack_of_rows(kept.forward[i:i + 1, first:], block, w, scale, size, tasks[i, 0],
+                         tasks[i, 1], k0, k1)
+    if i < len(kept.backward):
+        for n0 in range(0, len(w), KB):
+            n1, first = min(len(w), n0 + KB), panel_rows(n0, kept.backward.dtype)
+            pack_of_columns(kept.backward[i:i + 1, first:], block, w, scale, size, n0, n1,
+                            i * width, min(K, (i + 1) * width))
+
+@jit
+def product(team, out, base, add, x, w, scale, kept, tasks, u, bt, rank, s):
     """out = x W^T + u B^T, + base if add
-    out, base (M, N), x (M, K) and u (M, n r) operands, w bytes of W (N, K), tasks as in Tasks, bt
-    as in AdapterPanels.  With rank 0 there is no u B^T.     s: LoraScratch"""
+    out, base (M, N), x (M, K) and u (M, n r) operands, w bytes of W (N, K), kept: Kept.forward of
+    it, tasks as in Tasks, bt as in AdapterPanels.  With rank 0 there is no u B^T.  s: LoraScratch
+    """
     M, K = x.shape
     size = w.shape[1] // K
     for i in each(team, len(tasks)):
@@ -122,8 +145,12 @@ def product(team, out, base, add, x, w, scale, tasks, u, bt, rank, s):
         columns, before = out[:, n0:n1], base[:, n0:n1]
         for k0 in range(0, K, KB):
             k1 = min(K, k0 + KB)
-            pack_of_rows(s.panel, s.block, w, scale, size, n0, n1, k0, k1)
-            part, right = x[:, k0:k1], s.panel[:, :panel_rows(k1 - k0, s.panel.dtype)]
+            n, first = panel_rows(k1 - k0, s.panel.dtype), panel_rows(k0, s.panel.dtype)
+            part, right = x[:, k0:k1], s.panel[:, :n]
+            if len(kept):
+                right = kept[i:i + 1, first:first + n]
+            else:
+                pack_of_rows(s.panel, s.block, w, scale, size, n0, n1, k0, k1)
             if k0 == 0:
                 for m in range(0, M, MR):
                     tile(columns, before, part, right, m, 0, add)
@@ -136,21 +163,26 @@ def product(team, out, base, add, x, w, scale, tasks, u, bt, rank, s):
                 tile(columns, columns, part, right, m, 0, 1)
 
 @jit
-def product_backward(team, dx, dy, w, scale, v, a, rank, s):
-    """dx = dy W + v A     dx (M, K), dy (M, N) and v (M, n r) operands, w bytes of W (N, K), a: A
-    in panels.  With rank 0 there is no v A.
-    dy may be larger than the cache: of the logits it has M V numbers.  So TOGETHER panels use a
-    part of it before the next part is read."""
+def product_backward(team, dx, dy, w, scale, kept, v, a, rank, s):
+    """dx = dy W + v A     dx (M, K), dy (M, N) and v (M, n r) operands, w bytes of W (N, K), kept:
+    Kept.backward of it, a: A in panels.  With rank 0 there is no v A.
+    dy may be larger than the cache: of the logits it has M V numbers.  So all panels of a thread's
+    part use a block of dy before the next block is read."""
     (M, K), N, width = dx.shape, dy.shape[1], s.panel.shape[2]
     size = w.shape[1] // K
-    for k_first, k_end in shared(team, K, TOGETHER * width):
+    for k_first, k_end in shared(team, K, width):
         for n0 in range(0, N, KB):
             n1 = min(N, n0 + KB)
-            part, right = dy[:, n0:n1], s.panel[:, :panel_rows(n1 - n0, s.panel.dtype)]
+            n, first = panel_rows(n1 - n0, s.panel.dtype), panel_rows(n0, s.panel.dtype)
+            part, right = dy[:, n0:n1], s.panel[:, :n]
             for k0 in range(k_first, k_end, width):
                 k1 = min(k_end, k0 + width)
                 columns = dx[:, k0:k1]
-                pack_of_columns(s.panel, s.block, w, scale, size, n0, n1, k0, k1)
+                if len(kept):
+                    i = k0 // width
+                    right = kept[i:i + 1, first:first + n]
+                else:
+                    pack_of_columns(s.panel, s.block, w, scale, size, n0, n1, k0, k1)
                 for m in range(0, M, MR):
                     tile(columns, columns, part, right, m, 0, 1 if n0 else 0)
         if rank:
@@ -159,6 +191,47 @@ def product_backward(team, dx, dy, w, scale, v, a, rank, s):
                 right = a[k0 // width:k0 // width + 1]
                 for m in range(0, M, MR):
                     tile(columns, columns, v, right, m, 0, 1)
+
+# ---- A and B
+@jit
+def pack_b(bt, b, tasks):
+    """Packs B (N, r): bt[i] = B[n0:n1]^T for the columns n0 to n1 of task i"""
+    for i in range(len(tasks)):
+        n0, n1, _ = tasks[i]
+        pack(bt[i:i + 1], b[n0:n1].T)
+
+@jit_parallel
+def run_packing(p, g, tasks, q1, k1, n_hidden):
+    """Packs A and B of a layer.     p: AdapterPanels; g: A and B, a namedtuple as AdapterGrads
+    q1, k1: the rows of B of qkv at which those of q and of k end"""
+    for i in prange(8):
+        if i == 0:
+            pack(p.at_qkv, g.qkv_a.T)
+            pack(p.a_qkv, g.qkv_a)
+            pack(p.b_q, g.qkv_b[:q1])
+        elif i == 1:
+            pack_b(p.bt_qkv, g.qkv_b, tasks.qkv)
+            pack(p.b_k, g.qkv_b[q1:k1])
+            pack(p.b_v, g.qkv_b[k1:])
+        elif i == 2:
+            pack(p.at_attn_proj, g.attn_proj_a.T)
+            pack(p.a_attn_proj, g.attn_proj_a)
+        elif i == 3:
+            pack_b(p.bt_attn_proj, g.attn_proj_b, tasks.attn_proj)
+            pack(p.b_o, g.attn_proj_b)
+        elif i == 4:
+            pack(p.at_gate_up, g.gate_up_a.T)
+            pack(p.a_gate_up, g.gate_up_a)
+            pack(p.b_gate, g.gate_up_b[:n_hidden])
+        elif i == 5:
+            pack_b(p.bt_gate_up, g.gate_up_b, tasks.gate_up)
+            pack(p.b_up, g.gate_up_b[n_hidden:])
+        elif i == 6:
+            pack(p.at_down, g.down_a.T)
+            pack(p.a_down, g.down_a)
+        else:
+            pack_b(p.bt_down, g.down_b, tasks.down)
+            pack(p.b_down, g.down_b)
 
 # ---- rows of A and B
 @jit
@@ -183,18 +256,20 @@ def times_b(v, total, dy, b, scale):
 
 # ---- a layer
 @jit
-def layer_forward(team, x2, has_output, a, y, total, w, scales, v, p, tasks, c, size, s):
+def layer_forward(team, x2, has_output, a, y, total, w, scales, kept, v, p, tasks, c, size, s):
     """x1 = x + attention(rmsnorm(x)),   x2 = x1 + swiglu(rmsnorm(x1))     x2 (M, C)
     has_output: x2 is computed; otherwise a alone
     a: LayerActs, of which x is the input; y (M, QKV), total (M, 3 r) scratch; w LayerWeights,
-    scales LayerScales, v LayerVectors, p AdapterPanels, c Constants, size: Sizes, s: LoraScratch"""
+    scales LayerScales, kept LayerKept, v LayerVectors, p AdapterPanels, c Constants, size: Sizes,
+    s: LoraScratch"""
     M, T, H, G, D, r = len(a.x), size.T, c.H, c.G, c.D, size.rank
     one, factor = c.cos.dtype.type(1), c.cos.dtype.type(size.scale)
     no, yes = np.int64(0), np.int64(1)       # a literal would compile `product` again
     for t0, t1 in shared(team, M, MR):
         rmsnorm_forward(a.attn_in[t0:t1], a.attn_rstd[t0:t1], a.x[t0:t1], v.attn_norm, c.eps)
         times_a(a.u_qkv[t0:t1], total[t0:t1, :a.u_qkv.shape[1]], a.attn_in[t0:t1], p.at_qkv, factor)
-    product(team, y, y, no, a.attn_in, w.qkv, scales.qkv, tasks.qkv, a.u_qkv, p.bt_qkv, r, s)
+    product(team, y, y, no, a.attn_in, w.qkv, scales.qkv, kept.qkv_forward, tasks.qkv, a.u_qkv,
+            p.bt_qkv, r, s)
     for t0, t1 in shared(team, M, MR):
         rows = y[t0:t1]
         if v.qkv_bias.size:
@@ -213,22 +288,22 @@ def layer_forward(team, x2, has_output, a, y, total, w, scales, v, p, tasks, c, 
                                   (g + 1) * H // G, s)
     for t0, t1 in shared(team, M, MR):
         times_a(a.u_attn_proj[t0:t1], total[t0:t1, :r], a.att[t0:t1], p.at_attn_proj, factor)
-    product(team, a.x1, a.x, yes, a.att, w.attn_proj, scales.attn_proj, tasks.attn_proj,
-            a.u_attn_proj, p.bt_attn_proj, r, s)
+    product(team, a.x1, a.x, yes, a.att, w.attn_proj, scales.attn_proj, kept.attn_proj_forward,
+            tasks.attn_proj, a.u_attn_proj, p.bt_attn_proj, r, s)
     for t0, t1 in shared(team, M, MR):
         rmsnorm_forward(a.mlp_in[t0:t1], a.mlp_rstd[t0:t1], a.x1[t0:t1], v.mlp_norm, c.eps)
         times_a(a.u_gate_up[t0:t1], total[t0:t1, :2 * r], a.mlp_in[t0:t1], p.at_gate_up, factor)
-    product(team, a.gate_up, a.gate_up, no, a.mlp_in, w.gate_up, scales.gate_up, tasks.gate_up,
-            a.u_gate_up, p.bt_gate_up, r, s)
+    product(team, a.gate_up, a.gate_up, no, a.mlp_in, w.gate_up, scales.gate_up,
+            kept.gate_up_forward, tasks.gate_up, a.u_gate_up, p.bt_gate_up, r, s)
     for t0, t1 in shared(team, M, MR):
         swiglu_forward(a.swiglu[t0:t1], a.gate_up[t0:t1])
         times_a(a.u_down[t0:t1], total[t0:t1, :r], a.swiglu[t0:t1], p.at_down, factor)
     if has_output:
-        product(team, x2, a.x1, yes, a.swiglu, w.down, scales.down, tasks.down, a.u_down,
-                p.bt_down, r, s)
+        product(team, x2, a.x1, yes, a.swiglu, w.down, scales.down, kept.down_forward,
+                tasks.down, a.u_down, p.bt_down, r, s)
 
 @jit
-def layer_backward(team, a, d, g, w, scales, v, p, tasks, grad_tasks, is_first, c, size, s):
+def layer_backward(team, a, d, g, w, scales, kept, v, p, tasks, grad_tasks, is_first, c, size, s):
     """`layer_forward` in reverse: d.dx, the gradient of x2, becomes that of x.  Adds the gradients
     of A and B to g.  a.gate_up is replaced by its gradient.
     is_first: of the first layer, whose input is the embedding and needs no gradient"""
@@ -239,21 +314,22 @@ def layer_backward(team, a, d, g, w, scales, v, p, tasks, grad_tasks, is_first, 
     for t0, t1 in shared(team, M, MR):
         store(d.dy_down[t0:t1], d.dx[t0:t1], one)
         times_b(d.v_down[t0:t1], d.u[t0:t1, :r], d.dy_down[t0:t1], p.b_down, factor)
-    product_backward(team, d.dswiglu, d.dy_down, w.down, scales.down, d.v_down, p.a_down, r, s)
+    product_backward(team, d.dswiglu, d.dy_down, w.down, scales.down, kept.down_backward, d.v_down,
+                     p.a_down, r, s)
     for t0, t1 in shared(team, M, MR):
         swiglu_backward(a.gate_up[t0:t1], d.dswiglu[t0:t1])
         store(d.dy_gate_up[t0:t1], a.gate_up[t0:t1], one)
         times_b(d.v_gate_up[t0:t1, :r], d.u[t0:t1, :r], d.dy_gate_up[t0:t1, :F], p.b_gate, factor)
         times_b(d.v_gate_up[t0:t1, r:], d.u[t0:t1, :r], d.dy_gate_up[t0:t1, F:], p.b_up, factor)
-    product_backward(team, d.dnorm, d.dy_gate_up, w.gate_up, scales.gate_up, d.v_gate_up,
-                     p.a_gate_up, r, s)
+    product_backward(team, d.dnorm, d.dy_gate_up, w.gate_up, scales.gate_up, kept.gate_up_backward,
+                     d.v_gate_up, p.a_gate_up, r, s)
     for t0, t1 in shared(team, M, MR):
         rmsnorm_backward(d.dx1[t0:t1], d.dx[t0:t1], d.dnorm[t0:t1], a.x1[t0:t1], v.mlp_norm,
                          a.mlp_rstd[t0:t1])
         store(d.dy_attn_proj[t0:t1], d.dx1[t0:t1], one)
         times_b(d.v_attn_proj[t0:t1], d.u[t0:t1, :r], d.dy_attn_proj[t0:t1], p.b_o, factor)
     product_backward(team, d.datt_sum, d.dy_attn_proj, w.attn_proj, scales.attn_proj,
-                     d.v_attn_proj, p.a_attn_proj, r, s)
+                     kept.attn_proj_backward, d.v_attn_proj, p.a_attn_proj, r, s)
     for t0, t1 in shared(team, M, MR):
         store(d.datt[t0:t1], d.datt_sum[t0:t1], one)
     for i in each(team, size.B * G):
@@ -273,7 +349,8 @@ def layer_backward(team, a, d, g, w, scales, v, p, tasks, grad_tasks, is_first, 
         times_b(d.v_qkv[t0:t1, r:2 * r], u, dy[:, q1:k1], p.b_k, factor)
         times_b(d.v_qkv[t0:t1, 2 * r:], u, dy[:, k1:QKV], p.b_v, factor)
     if not is_first:
-        product_backward(team, d.dnorm, d.dy_qkv, w.qkv, scales.qkv, d.v_qkv, p.a_qkv, r, s)
+        product_backward(team, d.dnorm, d.dy_qkv, w.qkv, scales.qkv, kept.qkv_backward, d.v_qkv,
+                         p.a_qkv, r, s)
         for t0, t1 in shared(team, M, MR):
             rmsnorm_backward(d.dx[t0:t1], d.dx1[t0:t1], d.dnorm[t0:t1], a.x[t0:t1], v.attn_norm,
                              a.attn_rstd[t0:t1])
@@ -317,60 +394,71 @@ def scratch_of(i, s):
                        s.dy_panels[i], s.x_panels[i])
 
 @jit_parallel
-def run_forward(x2, has_output, a, y, total, w, scales, v, p, tasks, c, size, s):
+def run_forward(x2, has_output, a, y, total, w, scales, kept, v, p, tasks, c, size, s):
     """`layer_forward` by all threads"""
     threads = len(s.block)
     progress, passed = counters(1), counters(threads)
     for thread in prange(threads):
         i = np.int64(thread)
         team = Team(0, PARTS * threads, progress[0], passed[i])
-        layer_forward(team, x2, has_output, a, y, total, w, scales, v, p, tasks, c, size,
+        layer_forward(team, x2, has_output, a, y, total, w, scales, kept, v, p, tasks, c, size,
                       scratch_of(i, s))
 
 @jit_parallel
-def run_backward(a, d, g, w, scales, v, p, tasks, grad_tasks, is_first, c, size, s):
+def run_backward(a, d, g, w, scales, kept, v, p, tasks, grad_tasks, is_first, c, size, s):
     """`layer_backward` by all threads"""
     threads = len(s.block)
     progress, passed = counters(1), counters(threads)
     for thread in prange(threads):
         i = np.int64(thread)
         team = Team(0, PARTS * threads, progress[0], passed[i])
-        layer_backward(team, a, d, g, w, scales, v, p, tasks, grad_tasks, is_first, c, size,
+        layer_backward(team, a, d, g, w, scales, kept, v, p, tasks, grad_tasks, is_first, c, size,
                        scratch_of(i, s))
+
+@jit_parallel
+def run_keeping(kept, w, scale, tasks, K, block):
+    """`keep_panels` for all panels of a matrix     block (threads, width, KB + GAP)"""
+    threads, n = len(block), max(len(kept.forward), len(kept.backward))
+    for thread in prange(threads):
+        for i in range(np.int64(thread), n, threads):
+            keep_panels(i, kept, w, scale, tasks, K, block[np.int64(thread)])
 
 # Rows of the output head: x, dx (n, C) float, final_in (n, C) operand, rstd (n,), logits (n, V)
 # float, dlogits (n, V) operand, targets (n,) int32, weight and nll (n,) float64.  dx is 0 at first.
 Head = namedtuple("Head", "x dx dnorm final_in rstd logits dlogits targets weight nll")
 
 @jit
-def head_pass(team, h, gain, w, scale, tasks, eps, has_loss, has_gradient, s):
+def head_pass(team, h, gain, w, scale, kept, tasks, eps, has_loss, has_gradient, s):
     """The logits of some rows, their cross-entropy, and the gradient of x, as in `team_forward`,
     `team_loss` and `team_backward` of nanoeuler.py.     h: Head"""
     n, one = len(h.x), gain.dtype.type(1)
     for t0, t1 in shared(team, n, MR):
         rmsnorm_forward(h.final_in[t0:t1], h.rstd[t0:t1], h.x[t0:t1], gain, eps)
     no = np.int64(0)
-    product(team, h.logits, h.logits, no, h.final_in, w, scale, tasks, h.final_in, s.panel, no, s)
+    product(team, h.logits, h.logits, no, h.final_in, w, scale, kept.forward, tasks,
+            h.final_in, s.panel, no, s)
     if has_loss:
         for t0, t1 in shared(team, n, MR):
             cross_entropy(h.nll[t0:t1], h.logits[t0:t1], h.targets[t0:t1], h.weight[t0:t1])
     if has_gradient:
         for t0, t1 in shared(team, n, MR):
             store(h.dlogits[t0:t1], h.logits[t0:t1], one)
-        product_backward(team, h.dnorm, h.dlogits, w, scale, h.dlogits, s.panel, no, s)
+        product_backward(team, h.dnorm, h.dlogits, w, scale, kept.backward, h.dlogits, s.panel, no,
+                         s)
         for t0, t1 in shared(team, n, MR):
             rmsnorm_backward(h.dx[t0:t1], h.dx[t0:t1], h.dnorm[t0:t1], h.x[t0:t1], gain,
                              h.rstd[t0:t1])
 
 @jit_parallel
-def run_head(h, gain, w, scale, tasks, eps, has_loss, has_gradient, s):
+def run_head(h, gain, w, scale, kept, tasks, eps, has_loss, has_gradient, s):
     """`head_pass` by all threads"""
     threads = len(s.block)
     progress, passed = counters(1), counters(threads)
     for thread in prange(threads):
         i = np.int64(thread)
         team = Team(0, PARTS * threads, progress[0], passed[i])
-        head_pass(team, h, gain, w, scale, tasks, eps, has_loss, has_gradient, scratch_of(i, s))
+        head_pass(team, h, gain, w, scale, kept, tasks, eps, has_loss, has_gradient,
+                  scratch_of(i, s))
 
 @jit
 def embed_rows(x, tokens, w, scale):

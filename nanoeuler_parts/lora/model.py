@@ -8,7 +8,7 @@ from numba import get_num_threads
 from bpe import need
 from nanoeuler import (
     adamw_update, aligned, BF16, BR, clipping, constants_of, dims_of, DY_COLUMNS, GRADIENT,
-    gradient_norm, KC, length_used, LOSS, Model, most_memory, MR, NB, pack, panel_rows, PRECISIONS,
+    gradient_norm, KC, length_used, LOSS, Model, most_memory, MR, NB, panel_rows, PRECISIONS,
     tile_width, token_weights,
 )
 from nanoeuler_parts.lora.adapter import (
@@ -17,14 +17,16 @@ from nanoeuler_parts.lora.adapter import (
 from nanoeuler_parts.lora.base import Base
 from nanoeuler_parts.lora.decoder import LoraDecoder
 from nanoeuler_parts.lora.kernels import (
-    A_QKV, AdapterGrads, AdapterPanels, B_QKV, embed_rows, GAP, Head, KB, LayerActs, LayerGrads,
-    LoraScratch, run_backward, run_forward, run_head, Sizes, Tasks,
+    A_QKV, AdapterGrads, AdapterPanels, B_QKV, embed_rows, GAP, Head, KB, Kept, LayerActs,
+    LayerGrads, LayerKept, LoraScratch, run_backward, run_forward, run_head, run_keeping,
+    run_packing, Sizes, Tasks,
 )
 
 A_COLUMNS = 256      # columns of dA in one task
 FEWEST_ROWS = 512    # rows of a micro-batch, if there are so many: each packs all of W anew
 MOST_ROOM = 3 << 28  # bytes of activations that are kept; those of further layers are recomputed
 LOGITS = 1 << 26     # numbers of logits that are held at once
+MOST_KEPT = 3 << 29  # bytes of the packed panels of all frozen matrices, if they are kept
 
 # The arrays of LayerActs, LayerGrads, LoraScratch and Head that hold operands of products
 OPERANDS = {LayerActs: {"attn_in", "qkv", "att", "mlp_in", "swiglu", "u_qkv", "u_attn_proj",
@@ -132,6 +134,7 @@ class LoraModel:
                 for n in range(0, cfg.vocab_size, self.width)]
         self.head_tasks = np.array(rows, np.int64)
         self.constants = constants_of(cfg, flat.dtype)
+        self.keep_frozen()
         self.panels = [self.new(self.panel_shapes()) for _ in range(cfg.n_layer)]
         whole = adapter_views(cfg, self.lora.rank, self.g_flat)
         self.g = [AdapterGrads(*(x[l] for x in whole)) for l in range(cfg.n_layer)]
@@ -151,6 +154,38 @@ class LoraModel:
                 dtype = np.dtype(np.int32)
             arrays.append(aligned(shape, dtype))
         return kind(*arrays)
+
+    # ---- frozen matrices in panels
+    def keep_frozen(self):
+        """Packs all frozen matrices once, if their panels take at most `most_kept` bytes."""
+        base, width = self.base, self.width
+        block = aligned((get_num_threads(), width, KB + GAP), self.flat.dtype)
+        dtype = np.dtype(np.int32) if self.dtype == BF16 else self.dtype
+
+        def shapes(N, K, tasks):
+            return [(len(tasks), panel_rows(K, dtype), width),
+                    (-(-K // width), panel_rows(N, dtype), width)]
+
+        matrices = [(base.weights[l], base.scales[l]) for l in range(self.cfg.n_layer)]
+        total = sum(math.prod(shape) for m in MATRICES for shape in shapes(
+            *shape_of(self.cfg, m), getattr(self.tasks, m))) * self.cfg.n_layer
+        V, C = self.cfg.vocab_size, self.cfg.n_embd
+        total += sum(math.prod(shape) for shape in shapes(V, C, self.head_tasks))
+        is_kept = total * dtype.itemsize <= self.most_kept()
+
+        def kept(w, scale, N, K, tasks):
+            found = Kept(*(aligned(shape if is_kept else (0, *shape[1:]), dtype)
+                           for shape in shapes(N, K, tasks)))
+            run_keeping(found, w, scale, tasks, K, block)
+            return found
+
+        self.kept = [LayerKept(*(x for m, w, scale in zip(MATRICES, weights, scales) for x in kept(
+            w, scale, *shape_of(self.cfg, m), getattr(self.tasks, m))))
+            for weights, scales in matrices]
+        self.kept_head = kept(*base.head, V, C, self.head_tasks)
+
+    def most_kept(self):
+        return min(MOST_KEPT, most_memory() / 4)
 
     # ---- A and B in panels
     def panel_shapes(self):
@@ -172,17 +207,10 @@ class LoraModel:
     def pack(self):
         """Packs A and B of all layers, once after each update."""
         whole = adapter_views(self.cfg, self.lora.rank, self.flat)
+        sites = sites_of(self.cfg, self.lora.rank)
+        q1, k1, n_hidden = (sites[name].rows[1] for name in ("q", "k", "gate"))
         for l, p in enumerate(self.panels):
-            for m in MATRICES:
-                a, b = (getattr(whole, f"{m}_{x}")[l] for x in "ab")
-                pack(getattr(p, f"at_{m}"), a.T)
-                pack(getattr(p, f"a_{m}"), a)
-                bt = getattr(p, f"bt_{m}")
-                for i, (n0, n1, _) in enumerate(getattr(self.tasks, m)):
-                    pack(bt[i:i + 1], b[n0:n1].T)
-            for name, site in sites_of(self.cfg, self.lora.rank).items():
-                b = getattr(whole, f"{site.matrix}_b")[l]
-                pack(getattr(p, f"b_{name}"), b[slice(*site.rows)])
+            run_packing(p, AdapterGrads(*(x[l] for x in whole)), self.tasks, q1, k1, n_hidden)
 
     # ---- memory of a micro-batch
     def prepare(self, B, T):
@@ -259,7 +287,7 @@ class LoraModel:
     def of_layer(self, l):
         """The frozen weights of a layer, and its adapter in panels"""
         base = self.base
-        return base.weights[l], base.scales[l], base.vectors[l], self.panels[l]
+        return (base.weights[l], base.scales[l], self.kept[l], base.vectors[l], self.panels[l])
 
     def forward(self, l, has_output):
         d = self.d
@@ -291,8 +319,9 @@ class LoraModel:
                            nll=np.zeros(k))
             h.x[...] = self.x[-1][part]
             h.dx[...] = 0
-            run_head(h, self.base.final_norm, *self.base.head, self.head_tasks,
-                     self.constants.eps, until >= LOSS, until >= GRADIENT, self.scratch)
+            run_head(h, self.base.final_norm, *self.base.head, self.kept_head,
+                     self.head_tasks, self.constants.eps, until >= LOSS, until >= GRADIENT,
+                     self.scratch)
             nll[part] = h.nll
             if until == GRADIENT:
                 dx[part] = h.dx
