@@ -72,7 +72,7 @@ def bits_of_answers(file):
             nats += model.losses(whole[:, :-1], targets)[0]
             n_bytes += len(e["output"].encode())
             n += 1
-    return nats / math.log(2) / n_bytes, n
+    return float(nats / math.log(2) / n_bytes), n
 
 
 def measures_of(file):

@@ -484,3 +484,29 @@ def test_what_rl_rejects(base, tuned, tmp_path, monkeypatch, capsys):
         refused(capsys, *RUN, f"--{flag}", value, words=[f"--{flag}: expected"])
     refused(capsys, "sft", "--resume", "--out", "rl.bin", words=["not made by sft"])
     refused(capsys, "rl", "--resume", "--out", "rl.bin", "--kl", 0.2, words=["kl", "0.1"])
+
+
+OWN = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}[assistant] "
+
+
+@pytest.mark.parametrize("template, asked", [
+    ("", "### Instruction:\nAdd 3 and 4.\n"), (OWN, "[user] Add 3 and 4.\n[assistant] ")])
+def test_a_chat_model_keeps_its_template(template, asked, base, tmp_path, monkeypatch, capsys):
+    """Also that of an imported model, in which `sft` does not train"""
+    needs("jinja2")
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    c = ne.read_checkpoint("nanoeuler.bin", moments=False)
+    ne.write_checkpoint("chat.bin", c.cfg, c.tokenizer,
+                        ne.State(kind="chat", template=template, eos=c.state.eos), c.flat)
+    seen, sample = [], RlRun.answers_to
+
+    def answers_to(self, prompts, *args):
+        seen.extend(self.tokenizer.decode(ids).decode() for ids in prompts)
+        return sample(self, prompts, *args)
+
+    monkeypatch.setattr(RlRun, "answers_to", answers_to)
+    (tmp_path / "one.json").write_text(json.dumps([{**ADD[0], "instruction": "Add 3 and 4."}]))
+    run("rl", "chat.bin", *RUN[2:], "--data", "one.json", "--steps", 2)
+    assert {asked in text for text in seen} == {True}
+    assert ne.read_checkpoint("nanoeuler_rl.bin").state.template == template
+    assert "is a base model" not in capsys.readouterr().err

@@ -11,8 +11,8 @@ from bpe import need, note
 from nanoeuler import Epochs, generate_many, Reply, rng_of
 from nanoeuler_parts.chat.sampling import Sampling
 from nanoeuler_parts.chat.templates import chat_ids, ends_of
-from nanoeuler_parts.checkpoint.bundled import model_path
-from nanoeuler_parts.checkpoint.file import Checkpoint, read_checkpoint
+from nanoeuler_parts.checkpoint.bundled import model_path, shown_name
+from nanoeuler_parts.checkpoint.file import read_checkpoint
 from nanoeuler_parts.files.printing import counted, with_progress
 from nanoeuler_parts.flags import out, RUN
 from nanoeuler_parts.runs.data import DataSet, Validation
@@ -97,7 +97,7 @@ class BetweenBatches:
 class RlRun(Run):
     """Reinforcement learning: the loop of `Run` on answers that the model itself samples.  A step
     is an update.  Each batch of answers serves for --updates of them."""
-    verb, kind, talk_kind = "rl", "chat", "chat"
+    verb, kind = "rl", "chat"
     Options = RlOptions
     begins_with, made_by, needs_chat = "nanoeuler_chat.bin", "sft", True
     only_teaches = "rl only strengthens answers that the model already gives sometimes"
@@ -403,7 +403,7 @@ def named_source(c, out, file):
     Rejects a model that has changed."""
     source = file or model_path(c.state.source)
     need_source(source, out, c.state)
-    return Checkpoint(*c[:2], replace(c.state, source=source), *c[3:])
+    return c._replace(state=replace(c.state, source=shown_name(source)))
 
 def rl_verb(add):
     default = "nanoeuler_rl.bin"
