@@ -60,11 +60,10 @@ def picture():
         parts.append(text(LEFT, y, words, f"formula {kind}", "start"))
         parts.append(text(LEFT, y - 22, hint, "hint", "start"))
 
-    beside(TOP + 22, "y = gain \u00b7 u", "", "RMSNorm, forward")
-    parts.append(text(LEFT + 112, TOP + 22, "u = x \u00b7 rstd", "formula", "start"))
-    beside(where["p"][0], "m = mean(gain \u00b7 dy \u00b7 u)", "p",
+    beside(TOP + 22, "y = gain \u00b7 x \u00b7 r", "", "RMSNorm, forward; r is rstd")
+    beside(where["p"][0], "m = r\u00b2 \u00b7 mean(gain \u00b7 dy \u00b7 x)", "p",
            "backward: dy is the gradient of y")
-    beside(where["q"][0], "dx = dnext + rstd \u00b7 (gain \u00b7 dy \u2212 u \u00b7 m)", "q",
+    beside(where["q"][0], "dx = dnext + r \u00b7 (gain \u00b7 dy \u2212 x \u00b7 m)", "q",
            "dnext is the gradient of the other use of x")
     below = TOP + STEP * len(lines) + 22
     vectors = "for x = (3, \u22124), gain = (1, 2), dy = (0.5, \u22121), dnext = 0"
