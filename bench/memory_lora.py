@@ -1,11 +1,13 @@
-"""Peak memory and seconds of `sft --lora` on a model with the shape of Qwen3 0.6B, in int8.
+"""Peak memory and seconds of `sft --lora` on a model of a common shape, in int8.
 
-    python bench/memory_lora.py [--layers 28] [--vocab 151936] [--rank 16] [--steps 3]
-                                [--tokens 512] [--threads 2] [--dtype bf16] [--folder DIR]
+    python bench/memory_lora.py [--shape qwen3-0.6b] [--layers N] [--vocab N] [--rank 16]
+                                [--steps 3] [--tokens 512] [--threads 2] [--dtype bf16]
+                                [--folder DIR]
 
-The weights are random.  Each step trains one row of --tokens tokens, of which all but the question
-are targets.  Memory is the largest RssAnon of the process (Linux), looked at 50 times per second:
-its own pages, without those of files that are memory-mapped, which the system may drop.
+--shape is qwen3-0.6b or llama-3.2-1b, see `shapes` in common.py.  The weights are random.  Each
+step trains one row of --tokens tokens, of which all but the question are targets.  Memory is the
+largest RssAnon of the process (Linux), looked at 50 times per second: its own pages, without those
+of files that are memory-mapped, which the system may drop.
 """
 import argparse
 import json
@@ -18,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import bpe
 import numpy as np
-from common import cpu_model, versions, watched
+from common import cpu_model, shapes, versions, watched
 
 import nanoeuler as ne
 from nanoeuler_parts.checkpoint.file import meta_of
@@ -41,15 +43,14 @@ def random_tensor(name, dtype, shape, pool):
     return Computed(np.dtype(np.int8), shape, rows, max(1, AT_ONCE // columns))
 
 
-def write_model(path, layers, vocab):
-    """A checkpoint of a Qwen3 with int8 matrices, and of the tokens that no merge needs"""
+def write_model(path, cfg):
+    """A checkpoint of this shape with int8 matrices, and of the tokens that no merge needs"""
+    vocab = cfg.vocab_size
     merges = min(2000, vocab - 300)
     names = [*bpe.SPECIALS, *(f"<|unused_{k}|>" for k in range(vocab - 256 - merges - 3))]
     text = (ROOT / "data/shakespeare.txt").read_bytes()
     tokenizer = bpe.train(text, vocab, names)
-    cfg = ne.Config(n_embd=1024, n_head=16, n_kv_head=8, head_dim=128, n_layer=layers,
-                    n_hidden=3072, seq_len=4096, vocab_size=tokenizer.vocab_size, n_mtp=1,
-                    rope_theta=1e6, norm_eps=1e-6, tie_embeddings=True, qk_norm=True).check()
+    cfg = ne.replace(cfg, vocab_size=tokenizer.vocab_size, seq_len=4096).check()
     pool = np.random.default_rng(1).integers(-127, 128, 1 << 24, np.int8)
     tensors = {name: random_tensor(name, dtype, shape, pool)
                for name, (dtype, shape) in expected_types(cfg, "int8").items()}
@@ -73,9 +74,10 @@ def write_rows(path, tokenizer, n, tokens):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="memory of sft --lora, shape of Qwen3 0.6B")
-    parser.add_argument("--layers", type=int, default=28, help="number of layers")
-    parser.add_argument("--vocab", type=int, default=151936, help="size of the vocabulary")
+    parser = argparse.ArgumentParser(description="memory of sft --lora on a model in int8")
+    parser.add_argument("--shape", default="qwen3-0.6b", help="qwen3-0.6b or llama-3.2-1b")
+    parser.add_argument("--layers", type=int, help="number of layers (default: of the shape)")
+    parser.add_argument("--vocab", type=int, help="size of the vocabulary (default: of the shape)")
     parser.add_argument("--rank", type=int, default=16, help="rank of the adapter")
     parser.add_argument("--steps", type=int, default=3, help="number of training steps")
     parser.add_argument("--tokens", type=int, default=512, help="tokens of a row")
@@ -87,7 +89,10 @@ def main():
         folder = pathlib.Path(name)
         print(f"{cpu_model().name}, {os.cpu_count()} cores, {versions('numba', 'numpy')}",
               flush=True)
-        cfg, tokenizer = write_model(folder / "model.bin", args.layers, args.vocab)
+        shape = shapes()[args.shape]
+        cfg, tokenizer = write_model(folder / "model.bin", ne.replace(
+            shape, n_layer=args.layers or shape.n_layer,
+            vocab_size=args.vocab or shape.vocab_size))
         write_rows(folder / "rows.json", tokenizer, 4, args.tokens)
         print(f"{ne.n_params(cfg):,} parameters, {(folder / 'model.bin').stat().st_size / 1e9:.2f} "
               f"GB in int8", flush=True)

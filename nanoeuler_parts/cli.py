@@ -116,6 +116,9 @@ class Parser(argparse.ArgumentParser):
             if value == "--":                # argparse removes it, and then finds no value
                 self.error(f"{name}: expected a value, found --")
             if not any(flag.startswith(name) for flag in self.flags):    # a prefix will do
+                if name.startswith("--lora"):
+                    self.error(f"{name}: LoRA trains on the CPU, with train, sft and dpo of "
+                               f"nanoeuler.py, found {self.prog}")
                 near = difflib.get_close_matches(name, self.flags, n=1, cutoff=0.7)
                 self.error(f"unknown flag {name}" + "".join(f" (did you mean {x}?)" for x in near))
 

@@ -179,6 +179,7 @@ def test_a_file_beside_the_program_is_not_one_here(args, elsewhere, capsys):
     (("train", "--stpes", "5"), "unknown flag --stpes (did you mean --steps?); see "),
     (("chat", "--temprature=0.5"), "unknown flag --temprature (did you mean --temperature?); see "),
     (("train", "--nonsense", "5"), "unknown flag --nonsense; see "),
+    (("eval", "--lora", "4"), "--lora: LoRA trains on the CPU, with train, sft and dpo of "),
     (("train", "mine.txt"), "preset: expected one of "),
     (("trian", "--steps", "5"), "unknown verb trian (did you mean train?); see "),
     (("teach",), "VERB: expected one of "),

@@ -8,12 +8,13 @@ from bpe import reading, UserError
 from nanoeuler import Config, n_params
 from nanoeuler_parts.chat.models import model_to_use
 from nanoeuler_parts.checkpoint.bundled import model_path, shown_name
-from nanoeuler_parts.checkpoint.file import adapter_at, read_checkpoint
+from nanoeuler_parts.checkpoint.file import (
+    ADAPTER_CONFIG, ADAPTER_FILES, adapter_at, read_checkpoint,
+)
 from nanoeuler_parts.checkpoint.state import State
 from nanoeuler_parts.files.printing import names_in, print_table
 from nanoeuler_parts.files.safetensors import read_meta
 from nanoeuler_parts.flags import MODEL, SHAPE
-from nanoeuler_parts.lora.files import CONFIG, summary_of, WEIGHTS
 
 ALWAYS = [f.name for f in SHAPE] + ["rope_theta", "norm_eps"]       # the others: if RoPE is scaled
 
@@ -59,11 +60,13 @@ def progress_of(s):
 
 def print_adapter(folder):
     """Prints what the files of an adapter say.  Its model is not read."""
+    from nanoeuler_parts.lora.files import summary_of
     found = summary_of(folder)
     lora, base, s = found.lora, shown_name(model_path(found.base)), found.state
     if found.base_sha256:
         base += f", checksum {found.base_sha256[:12]}"
-    size = sum(os.path.getsize(os.path.join(folder, name)) for name in (CONFIG, WEIGHTS))
+    size = sum(os.path.getsize(os.path.join(folder, name))
+               for name in (ADAPTER_CONFIG, ADAPTER_FILES[1]))
     print_table(f"{folder}, a LoRA adapter", [
         ("model", base or "not named"), ("rank", f"{lora.rank}"), ("alpha", f"{lora.alpha:g}"),
         ("targets", ", ".join(lora.targets)), ("layers", f"{found.layers}"),
