@@ -1,7 +1,7 @@
 """Seconds per step of LoRA on a CPU: NanoEuler beside PEFT with PyTorch, in turns.
 
     python bench/bench_lora.py [--tokens 256 512] [--rounds 8] [--threads 2] [--rank 16]
-                               [--answers 1.0] [--only WORD] [--layers 30]
+                               [--answers 1.0] [--only NAME ...] [--layers 30]
 
 The shape is that of SmolLM2 135M: 30 layers, width 576, 9 heads, 3 key heads, 1,536 hidden, a
 vocabulary of 49,152, tied.  The weights are random.  A step is forward, backward, clipping and
@@ -122,7 +122,7 @@ def work(name, args):
 # ---- turns
 def measured(tokens, args):
     """{engine: [median seconds of each round]} for rows of this length"""
-    names = [name for name in (*OURS, *PEFT) if args.only in name]
+    names = args.only or [*OURS, *PEFT]
     flags = ["--tokens", tokens, *(x for key in ("threads", "rank", "answers", "layers")
                                    for x in (f"--{key}", getattr(args, key)))]
     workers, found = {}, {name: [] for name in names}
@@ -168,7 +168,7 @@ def main():
     parser.add_argument("--rank", type=int, default=16, help="rank of the adapter")
     parser.add_argument("--layers", type=int, default=30, help="number of layers")
     parser.add_argument("--answers", type=float, default=1.0, help="share of targets in a row")
-    parser.add_argument("--only", default="", help="measure engines whose name has this word")
+    parser.add_argument("--only", nargs="+", choices=(*OURS, *PEFT), help="engines to measure")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
