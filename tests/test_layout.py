@@ -388,7 +388,7 @@ def test_a_verb_loads_no_module_of_another():
         "dpo": {*talk, "runs", "tuning"}, "rl": {*talk, "runs", "tuning"},
         "chat": speak, "generate": speak,
         "lens": {*speak, "tools"}, "eval": {*speak, "tuning", "tools"}, "serve": {*talk, "serve"},
-        "plot": {"tools"}, "info": {*talk, "lora", "tools"}, "list": {*talk, "tools"},
+        "plot": {"tools"}, "info": {*talk, "tools"}, "list": {*talk, "tools"},
         "quantize": {*files, "interchange"}, "export": {*speak, "interchange"},
         "import": {*talk, "interchange"}, "compile": set()}
     shared = ["interchange.forms", "interchange.gguf", "interchange.huggingface",

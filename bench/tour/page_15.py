@@ -1,14 +1,9 @@
 """Eight answers and their advantages; a run with a good reward, and one whose reward is hacked"""
 from shapes import box, curve, line, svg, text
 
-ANSWERS = [("severe, conclusion, bounce, bounce, ...", 0),
-           ("severe, conclusion, give, bounce, swing, core", 1),
-           ("seaveClusion, conclusion, bounce, ...", 0),
-           ("severe, conclusion, give, bounce, swing, core", 1),
-           ("severe,conclusion, give, bounce, ...", 0),
-           ("severe, conclusion,ight, bounce, ...", 0),
-           ("severe, conclusion, Bounce, bounce, ...", 0),
-           ("severe, conclusion, take, bounce, ...", 0)]
+WRONG = "black, division, screen, early, early, lift"
+GOOD = "black, division, round, screen, early, lift"
+ANSWERS = [(GOOD if right else WRONG, right) for right in (0, 0, 0, 1, 0, 1, 1, 0)]
 # (step, held-out reward) in the logs of the two runs of the page
 RIGHT = [(0, 0.188), (16, 0.953), (32, 0.984)]
 WORDS = [(0, 5.91), (20, 7.95)]
@@ -49,9 +44,9 @@ def plot(x, y, title, points, most, shown, kind):
 def picture():
     parts = answers(40, 24)
     parts += plot(50, 240, "reward: is the answer right?", RIGHT, 1.1,
-                  lambda value: f"{100 * value:.0f} %", "ab")
+                  lambda value: f"{100 * value:.0f}%", "ab")
     parts += plot(400, 240, "reward: the number of words", WORDS, 1.1 * max(y for _, y in WORDS),
                   lambda value: f"{value:.1f}", "cb")
-    return svg(392, "Above, eight answers of which two are right: their rewards, and their "
-               "advantages of 0.75 and -0.25. Below, two runs: the share of right answers rises "
+    return svg(392, "Above, eight answers of which three are right: their rewards, and their "
+               "advantages of 0.62 and -0.38. Below, two runs: the share of right answers rises "
                "in one, and the number of words in the other.", *parts)
