@@ -413,7 +413,7 @@ def card_text(e, wrong=()):
         f"{'tied' if cfg['tie_embeddings'] else 'separate'} embeddings",
         f"- **File**: {e['bytes']:,} bytes, sha256 `{e['sha256']}`",
         f"- **Made by**: `{command_of(e)}`, at commit {e['commit']}, seed {e['seed']}, on "
-        f"{e['device']}",
+        f"{e['device'].split(', ')[0]}",
         "- **License**: MIT, like the code; the licenses of its training data are listed below", "",
         "## Abilities and limits", "",
         "The model was taught to greet, to say what it is, and to answer short questions of a few "
