@@ -5,8 +5,8 @@ WRONG = "black, division, screen, early, early, lift"
 GOOD = "black, division, round, screen, early, lift"
 ANSWERS = [(GOOD if right else WRONG, right) for right in (0, 0, 0, 1, 0, 1, 1, 0)]
 # (step, held-out reward) in the logs of the two runs of the page
-RIGHT = [(0, 0.188), (16, 0.953), (32, 0.984)]
-WORDS = [(0, 5.91), (20, 7.95)]
+RIGHT = [(0, 0.125), (16, 0.938), (32, 0.984), (48, 0.974)]
+WORDS = [(0, 5.98), (20, 18.547), (40, 24.329)]
 
 
 def answers(x, y):
