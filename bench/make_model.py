@@ -480,9 +480,9 @@ def card_text(e, wrong=()):
         minutes = sum(h["seconds"] for h in e["history"]) / 60
         gpu = " on one GPU" if "NVIDIA" in e["device"] else ""
         lines += ["", f"**Rebuild it** with `make data-books` and `make model`, at commit "
-                  f"{e['commit']}. Training takes {minutes:.0f} minutes{gpu}. `python "
-                  "bench/make_model.py all --text YOURS` makes another model in the same way, from a "
-                  "text of yours."]
+                  f"{e['commit']}. Training takes {minutes:.0f} minutes{gpu}. "
+                  "`python bench/make_model.py all --text YOURS` makes another model in the same "
+                  "way, from a text of yours."]
     lines += ["", "## Samples, not selected", "",
               f"The {len(e['everyday'])} conversations of `bench/everyday_prompts.jsonl`, with "
               "greedy answers. The prompts were written before the first training example, and "
