@@ -238,6 +238,7 @@ def test_a_reward_of_ones_own(tmp_path):
 
 @pytest.mark.parametrize("body, words", [
     ("raise KeyError('x')", ["raised KeyError: 'x', line 2"]),
+    ("import json; json.loads(answer)", ["raised JSONDecodeError", "line 2,"]),
     ("raise SystemExit(3)", ["raised SystemExit: 3"]),
     ("return float('nan')", ["returned nan, expected a finite number"]),
     ("return 1e999", ["returned inf"]),
@@ -278,6 +279,7 @@ def test_the_alarm_of_a_reward_ends_with_it(tmp_path):
     (None, ["mine.py: No such file", "def reward"]),
     ("x = 1\n", ["expected the function reward"]),
     ("reward = 3\n", ["expected the function reward"]),
+    ("def reward(answer):\n    return 1.0\n", ["reward(example, answer), found another one"]),
     ("def reward(:\n", ["cannot be run", "SyntaxError"]),
     ("import nothing_here\n", ["cannot be run", "ModuleNotFoundError"])])
 def test_a_reward_file_that_is_rejected(body, words, base, tmp_path, monkeypatch, capsys):

@@ -4,6 +4,7 @@ Built in are exact, contains, regex and length.  A user's own is `reward` of a P
 """
 import contextlib
 import hashlib
+import inspect
 import math
 import numbers
 import os
@@ -12,6 +13,7 @@ import runpy
 import signal
 import threading
 import time
+import traceback
 
 import numpy as np
 
@@ -71,17 +73,26 @@ def function_of(name):
     try:
         found = runpy.run_path(name).get("reward")
     except (Exception, SystemExit) as e:
-        raise UserError(f"{name}: it cannot be run: {said_by(e)}; correct the file") from None
-    need(callable(found), f"{name}: expected the function reward, found none; write it, such as "
+        fault = said_by(e, name)
+        raise UserError(f"{name}: it cannot be run: {fault}; correct the file") from None
+    need(callable(found) and takes_two(found), f"{name}: expected the function "
+         f"reward(example, answer), found {'another one' if found else 'none'}; write it, such as "
          f"{EXPECTED}")
     return found, digest
 
-def said_by(e):
-    """An exception in words, with the line of the file"""
-    at = e.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    where = f", line {at.tb_lineno}" if at else ""
+def takes_two(function):
+    """Can it be called as function(example, answer)?"""
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    return True
+
+def said_by(e, name):
+    """An exception in words, with the last line of the file `name` that it passed"""
+    lines = [frame.lineno for frame in traceback.extract_tb(e.__traceback__)
+             if frame.filename == name]
+    where = f", line {lines[-1]}" if lines else ""
     return printable(f"{type(e).__name__}: {e}"[:SHOWN]) + where
 
 class TooSlow(Exception):
@@ -126,7 +137,7 @@ class Rewards:
         except TooSlow:
             pass
         except (Exception, SystemExit) as e:
-            kind, fault = "exception", f"raised {said_by(e)}"
+            kind, fault = "exception", f"raised {said_by(e, self.name)}"
         if not kind and time.perf_counter() - began > SLOWEST:
             kind, fault = "slow", f"took more than {SLOWEST:g} second"
         if not kind and not is_number(found):
