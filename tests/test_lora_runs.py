@@ -1,4 +1,4 @@
-"""Runs of sft and dpo with --lora: resumed bit for bit, on stored matrices, and what is rejected."""
+"""Runs of sft and dpo with --lora: resumed bit for bit, on stored matrices, and those rejected."""
 import hashlib
 import json
 import os
