@@ -491,7 +491,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert draws.shape[2] == len(ne.SampleRequest._fields)
         assert odds.shape == (AT_ONCE, V) and V < out.shape[1] and self.grid[0] <= AT_ONCE
         self.rows_of(rows)
-        self.runs(self.grid[0], 256)
+        self.runs(self.grid[0], 1024)
 
     def merge_kernel_merge(self, att, o, ml, rows):
         R, parts, HD = o.shape

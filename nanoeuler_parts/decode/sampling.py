@@ -11,17 +11,34 @@ from numba import cuda, types
 from numba.cuda.libdevice import float_as_int
 
 import nanoeuler as ne
-from nanoeuler_cuda import block_max, block_sum
+from nanoeuler_cuda import WARP, warp_max, warp_sum
 from nanoeuler_parts.decode.table import COUNTS, FIRST_LINE, N_WANTED, RING, table_entry
 from nanoeuler_parts.gpu.launches import cuda_kernel, inlined, made_once
-from nanoeuler_parts.gpu.numbers import f32, f64, i32, i64, u32, u64
+from nanoeuler_parts.gpu.numbers import ctype, f32, f64, i32, i64, u32, u64
 from nanoeuler_parts.tensor_cores.ptx import (
     after_previous, at_once, global_address, load_relaxed_f64,
 )
 
+THREADS = WARP * WARP                        # of the block that samples a token
+LOG2_THREADS = THREADS.bit_length() - 1
 DRAW_FIELDS = len(ne.SampleRequest._fields)
 TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM = map(
     ne.SampleRequest._fields.index, ("temperature", "top_k", "top_p", "min_p", "uniform"))
+
+def over_block(over_warp):
+    """Makes the device function that combines x over THREADS threads: within each warp, then over
+    the warps, of which there are as many as lanes."""
+    @inlined
+    def over(x):
+        x, warps, t = over_warp(x), cuda.shared.array(WARP, ctype(x)), cuda.threadIdx.x
+        cuda.syncthreads()                   # all have read the result of an earlier call
+        if t % WARP == 0:
+            warps[t // WARP] = x
+        cuda.syncthreads()
+        return over_warp(warps[t % WARP])
+    return over
+
+block_sum, block_max = over_block(warp_sum), over_block(warp_max)
 
 @inlined
 def draw_field(draws, i):
@@ -41,9 +58,9 @@ def sort_key(z):
 def argmax_of(z, V):
     """Returns the index of the largest of z[:V], the first one if several are equal."""
     best = i64(0)
-    for i in range(cuda.threadIdx.x, V, 4 * 256):
+    for i in range(cuda.threadIdx.x, V, 4 * THREADS):
         for j in range(4):                   # four loads in flight together
-            at = min(i + 256 * j, V - 1)
+            at = min(i + THREADS * j, V - 1)
             best = max(best, i64(sort_key(z[at])) << 31 | i64(0x7FFFFFFF - at))
     return i32(0x7FFFFFFF - (block_max(best) & 0x7FFFFFFF))
 
@@ -58,11 +75,11 @@ def cutoff_of(z, odds, V, largest, want, by_count):
     for bit in range(33):                    # bit 32: what is reached above the key alone
         higher = u32(key | u32(0x80000000) >> u32(bit)) if bit < 32 else u32(key + u32(1))
         reached = f64(0)
-        for i in range(cuda.threadIdx.x, V, 4 * 256):
+        for i in range(cuda.threadIdx.x, V, 4 * THREADS):
             for j in range(4):               # four loads in flight together
-                at = min(i + 256 * j, V - 1)
+                at = min(i + THREADS * j, V - 1)
                 found, each = sort_key(z[at]), f64(1) if by_count else odds[at]
-                reached += each if i + 256 * j < V and found >= higher else f64(0)
+                reached += each if i + THREADS * j < V and found >= higher else f64(0)
                 of_each = each if found == key else of_each
         reached = block_sum(reached)
         if bit == 32:
@@ -73,11 +90,11 @@ def cutoff_of(z, odds, V, largest, want, by_count):
 
 @inlined
 def prefix_sums(x):
-    """Returns the inclusive prefix sums of the x of the block's 256 threads, in shared memory."""
-    sums, t = cuda.shared.array(256, f64), cuda.threadIdx.x
+    """Returns the inclusive prefix sums of the x of the block's threads, in shared memory."""
+    sums, t = cuda.shared.array(THREADS, f64), cuda.threadIdx.x
     sums[t] = x
     cuda.syncthreads()
-    for i in range(8):
+    for i in range(LOG2_THREADS):
         earlier = sums[t - (1 << i)] if t >= 1 << i else f64(0)
         cuda.syncthreads()
         sums[t] += earlier
@@ -89,7 +106,7 @@ def sample_one(token, z, odds, V, top_token, draw):
     """token[0] = a token sampled from the logits z[:V] by a block.
     odds: scratch memory for V numbers; top_token: argmax z; draw: a SampleRequest"""
     t, largest, total = cuda.threadIdx.x, z[top_token], f64(0)
-    for i in range(t, V, 256):
+    for i in range(t, V, THREADS):
         odds[i] = math.exp((f64(z[i]) - f64(largest)) / max(draw[TEMPERATURE], 1e-99))
         total += odds[i]
     total = block_sum(total)                 # includes barriers: all odds are written
@@ -101,7 +118,7 @@ def sample_one(token, z, odds, V, top_token, draw):
             key, n = cutoff_of(z, odds, V, largest, want, by_count)
             if key > least or key == least and n < n_least:
                 least, n_least = key, n
-    each = (V + 255) // 256                  # from here, a thread has a run of neighbours
+    each = (V + THREADS - 1) // THREADS      # from here, a thread has a run of neighbours
     first, last = min(t * each, V), min(t * each + each, V)
     mine = f64(0)                            # how many of its tokens have the key `least`
     for i in range(first, last):
@@ -114,9 +131,10 @@ def sample_one(token, z, odds, V, top_token, draw):
             odds[i] = f64(0)
         kept += odds[i]
     sums = prefix_sums(kept)
-    target = draw[UNIFORM] * sums[255]
-    passed = sums[t] > target or sums[t] == sums[255]    # equal: rounding made target the total
-    first_thread = -block_max(-t if passed else -256)    # the token is one of this thread's
+    whole = sums[THREADS - 1]
+    target = draw[UNIFORM] * whole
+    passed = sums[t] > target or sums[t] == whole    # equal: rounding made target the whole
+    first_thread = -block_max(-t if passed else -THREADS)    # the token is one of this thread's
     if t == first_thread:
         s, token[0] = sums[t] - kept, -1
         for i in range(first, last):
@@ -131,11 +149,11 @@ def choose_kernel(hopper):
     """Makes `choose`, the last kernel of a step that samples."""
     take_turn = after_previous if hopper else at_once
 
-    @cuda_kernel
+    @cuda_kernel(launch_bounds=(THREADS, 1))
     def choose(ids, latest, odds, out, draws, rows, V):
         """ids[ring, line] = the token that nanoeuler.sample would return for out[line, :V] and the
         SampleRequest draws[ring, line], or -1 if the largest logit is not finite.
-        grid lines, 256 threads
+        grid lines, THREADS threads
         ids (2, MOST_ROWS) int32, draws (2, MOST_ROWS, DRAW_FIELDS) float64: in the host's memory
         latest (AT_ONCE,) int32: a copy of the ids for `advance_kernel`
         odds (AT_ONCE, V) float64: scratch memory; out (lines, V + C)"""

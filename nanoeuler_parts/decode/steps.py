@@ -34,7 +34,7 @@ from nanoeuler_parts.decode.products import (
     TURNS_AT_ONCE, whole_smem,
 )
 from nanoeuler_parts.decode.prompts import power_of_two, prompt_size, Prompts
-from nanoeuler_parts.decode.sampling import choose_kernel, DRAW_FIELDS
+from nanoeuler_parts.decode.sampling import choose_kernel, DRAW_FIELDS, THREADS
 from nanoeuler_parts.decode.table import (
     advance_kernel, AT_ONCE, copy_row, COUNTS, download, N_ROWS, N_WANTED, take_kernel, upload,
 )
@@ -300,7 +300,7 @@ class RowSteps:
                 self.queue_logits(self.out, head, self.rows, kind.lines)
             if kind.sampled and kind.lines:
                 launch(self.choose, self.chosen, self.latest, self.odds, self.out, self.draws,
-                       self.rows, self.size.V, grid=kind.lines, block=256)
+                       self.rows, self.size.V, grid=kind.lines, block=THREADS)
         if kind.whole_step and kind.lines and not kind.sampled:
             download(self.pinned[:kind.lines], self.out)
 
