@@ -520,9 +520,9 @@ def matmul_dx(dx, dy, w, add=False):
     """dx = [dx +] dy w     dx (M, K), dy (M, N), w (N, K)"""
     batched_matmul(dx, dy, w, add)
 
-def matmul_dw(dw, dy, x):
-    """dw += dy^T x     dw (N, K), dy (M, N), x (M, K)"""
-    batched_matmul(dw, transposed(dy), x, add=True)
+def matmul_dw(dw, dy, x, add=True):
+    """dw = [dw +] dy^T x     dw (N, K), dy (M, N), x (M, K)"""
+    batched_matmul(dw, transposed(dy), x, add)
 
 # ---- tensor cores
 # A tensor core multiplies two small matrices of bfloat16 by one instruction, `mma`, which a warp
@@ -1533,7 +1533,7 @@ class Model(Layers):
         self.partial = new(NORM_PARTS, np.float64)
         self.zero = np.zeros(cfg.n_mtp + 1)
         self.micro = {}                      # arguments of `micro_batch` -> its result
-        self.has_failed = False              # the last `update` found a |g| that is not finite
+        self.add = False                     # does the next `gradient` add to g, or set it?
         self.weighted_heads = set()          # heads with a nonzero weight since the last `update`
         self.updates = {}                    # weighted heads, Newton-Schulz steps -> graph
         self.muon = None
@@ -1581,7 +1581,7 @@ class Model(Layers):
         self.tokens = view(self.ids, 0, (B * T,))
         self.targets = view(self.ids, B * T, (P, B * T))
         self.staged_weight = np.zeros((B, P))
-        self.gradient_graphs = [Graph() for _ in range(P + 1)]       # by number of output heads
+        self.gradient_graphs = {}            # number of output heads, self.add -> Graph
         self.loss_graph = Graph()
         self.shape = B, T
 
@@ -1655,10 +1655,10 @@ class Model(Layers):
                 parts.append(HeadPart(slice(v0, v1), view(w, 0, shape), view(dw, 0, shape)))
         return parts
 
-    def output_heads(self, P, training):
+    def output_heads(self, P, training, add=True):
         """Computes logits and losses of output heads 0 to P - 1, and in training also the gradients
         of their weights and d.y = sum_k dlogits_k W_k.  It takes R rows at a time, since the logits
-        of all rows would need too much memory."""
+        of all rows would need too much memory.  add: see `gradient`"""
         a, V, parts, ops = self.a, self.cfg.vocab_size, self.head_parts(P), self.ops
         BT, R = len(a.y), len(a.logits)
         for r0 in range(0, BT, R):
@@ -1671,13 +1671,13 @@ class Model(Layers):
                 for part in parts:           # the first one sets dy, the second one adds to it
                     dz = dlogits[:, part.columns]
                     ops.matmul_dx(dy, dz, part.w, add=part.columns.start > 0)
-                    ops.matmul_dw(part.dw, dz, y)
+                    ops.matmul_dw(part.dw, dz, y, add or r0 > 0)
         if training:
             launch(sum_rows_kernel, self.results[:P], a.nll[:P], grid=P, block=256)
 
-    def backward(self):
+    def backward(self, add):
         """Walks back along the trajectory, from x[2L] to x[0], and adds the gradients of all
-        weights to g.
+        weights to g, or sets those of matrices unless `add`.
 
         dx is the gradient of the point that the walk has reached.  At x[i + 1] = x[i] + f(x[i]), it
         is also the gradient of f, so the layer's products read it.  Adding to it what comes back
@@ -1705,14 +1705,14 @@ class Model(Layers):
             k = l % self.kept
             recompute(2 * l + 1, self.gate)
             ops.matmul_dx(d.swiglu, dx, w.down[l])
-            ops.matmul_dw(g.down[l], dx, a.swiglu[k])
+            ops.matmul_dw(g.down[l], dx, a.swiglu[k], add)
             dgate_up = swiglu_backward(a.gate_up[k], d.swiglu)
             ops.matmul_dx(d.y, dgate_up, w.gate_up[l])
             y = step_backward(2 * l + 1)
-            ops.matmul_dw(g.gate_up[l], dgate_up, y)
+            ops.matmul_dw(g.gate_up[l], dgate_up, y, add)
             recompute(2 * l, self.attend)
             ops.matmul_dx(d.att, dx, w.attn_proj[l])
-            ops.matmul_dw(g.attn_proj[l], dx, a.att[k])
+            ops.matmul_dw(g.attn_proj[l], dx, a.att[k], add)
             ops.attention_backward(d.qkv, d.delta, d.att, a.att[k], a.lse[k], a.qkv[k], self.cos,
                                    self.sin, T, D, self.window)
             if cfg.qk_norm:
@@ -1722,14 +1722,31 @@ class Model(Layers):
                 bias_gradient(g.qkv_bias[l], d.qkv, d.bias_partial)
             ops.matmul_dx(d.y, d.qkv, w.qkv[l])
             y = step_backward(2 * l)
-            ops.matmul_dw(g.qkv[l], d.qkv, y)
+            ops.matmul_dw(g.qkv[l], d.qkv, y, add)
 
-    def queue_gradient(self, outputs):
+    def queue_gradient(self, outputs, add):
         """Queues all launches of `gradient` for heads 0 to outputs - 1, except for the gradient of
-        the embedding; a graph records them."""
+        the embedding; a graph records them.     add: do they add to g, or set it?"""
+        if not add:
+            self.clear_others(outputs)
         self.forward()
-        self.output_heads(outputs, training=True)
-        self.backward()
+        self.output_heads(outputs, True, add)
+        self.backward(add)
+
+    def clear_others(self, outputs):
+        """Queues g = 0 for what no product of matrices sets: the embedding, unless it is tied to
+        head 0; the heads from `outputs` on; gains and biases."""
+        (V, C), tied = self.p.wte.shape, self.cfg.tie_embeddings
+        heads = self.table[ne.Params._fields.index("lm_head")].start
+        self.clear(heads + (outputs - tied) * V * C, self.flat.size)
+        if not tied:
+            self.clear(0, V * C)
+
+    def clear(self, start, stop):
+        """Queues g_flat[start:stop] = 0."""
+        bytes_of = self.g_flat.dtype.itemsize
+        view(self.g_flat, start, (stop - start,)).gpu_data.memset(
+            0, bytes_of * (stop - start), stream=gpu.stream)
 
     def queue_losses(self):
         """Queues all launches of `losses`."""
@@ -1757,15 +1774,17 @@ class Model(Layers):
         self.staged_read.record(gpu.stream)
 
     def gradient(self, tokens, targets, weight):
-        """Queues g += d(sum_bk weight[b, k] CE_bk)/dp of one micro-batch, and its losses.  Output
-        heads after the last one with a nonzero weight are not computed.
+        """Queues g += d(sum_bk weight[b, k] CE_bk)/dp of one micro-batch, and its losses.  The
+        first one after an update sets g instead, since a product writes its sums in less time than
+        it adds them.  Output heads after the last one with a nonzero weight are not computed.
 
         tokens (B, T), targets (P, B, T), weight (B, P), or (P,) for every sequence"""
-        self.forget_failure()
         outputs = self.outputs_with(weight)
         self.prepare(*tokens.shape)
         self.stage(tokens, targets, weight)
-        self.gradient_graphs[outputs](functools.partial(self.queue_gradient, outputs))
+        graph = self.gradient_graphs.setdefault((outputs, self.add), Graph())
+        graph(functools.partial(self.queue_gradient, outputs, self.add))
+        self.add = True
         # x[0] is the embedding.  The host sorts its tokens while the device computes
         embedding_backward(self.g.wte, self.d.x, self.staged_runs(tokens))
 
@@ -1782,27 +1801,27 @@ class Model(Layers):
         self.runs_read.record(gpu.stream)
         return Runs(*found)
 
-    def forget_failure(self):
-        """Sets the gradients to zero if they are not finite, as in nanoeuler.Model."""
-        if self.has_failed:
-            self.g_flat.gpu_data.memset(0, stream=gpu.stream)
-            self.has_failed = False
+    def begin_update(self):
+        """Queues g = 0 if no `gradient` has set it since the last update.  The next one sets it."""
+        if not self.add:
+            self.clear(0, self.flat.size)
+        self.add = False
 
     def update(self, hyper):
-        """Clips the gradients, updates the parameters, and sets the gradients to zero.  Muon
-        updates the matrices of the layers, unless hyper.muon_lr is 0, and AdamW all others.  Output
-        heads whose weights were all zero since the last update are not updated.  If |g| is not
-        finite, nothing changes, and the next `gradient` begins with zeros.
+        """Clips the gradients and updates the parameters.  The next `gradient` begins with zeros.
+        Muon updates the matrices of the layers, unless hyper.muon_lr is 0, and AdamW all others.
+        Output heads whose weights were all zero since the last update are not updated.  If |g| is
+        not finite, nothing changes.
 
         hyper: nanoeuler.Hyper     Waits for the device, and returns (cross-entropy of each head,
         summed since the last update, and |g| before clipping)."""
+        self.begin_update()
         steps = self.stage_hyper(hyper)
         graph = self.updates.setdefault((frozenset(self.weighted_heads), steps), Graph())
         graph(functools.partial(self.queue_update, steps))
         self.weighted_heads = set()
         results = to_host(self.results)
         self.results.copy_to_device(self.zero, stream=gpu.stream)
-        self.has_failed = not math.isfinite(results[-1])
         return results[:-1], float(results[-1])
 
     def stage_hyper(self, hyper):
@@ -2192,13 +2211,11 @@ def adamw_kernel(W):
                 # Keep this one statement: two would change which operations become fused
                 # multiply-adds, and so the bits
                 mi[j], vi[j] = old1 * mi[j] + new1 * x, old2 * vi[j] + new2 * x * x
-                gi[j] = dtype(0)
                 pi[j] = keep * pi[j] - rate * mi[j] / (math.sqrt(vi[j]) * unbias + eps)
             store(p, i, pi)
             store(w, i, pi)
             store(m, i, mi)
             store(v, i, vi)
-            store(g, i, gi)
     return update
 
 # The buffers of a slice of the parameters: master weights p, operands of products w, gradients g,
@@ -2210,8 +2227,8 @@ def square_sums(partial, g):
     launch(square_sums_kernel, partial, g, grid=NORM_PARTS, block=256)
 
 def adamw(entries, n_decay, hyper, partial, results):
-    """Clips the gradients, takes a step of AdamW, sets the gradients to zero, and stores |g| in
-    results[-1].  If |g| is not finite, nothing else changes.
+    """Clips the gradients, takes a step of AdamW, and stores |g| in results[-1].  If |g| is not
+    finite, nothing else changes.
 
     entries: Entries, flat     n_decay: the first n_decay of them decay; none if it is negative
     partial: square_sums of all gradients, also of those that are not in entries"""
@@ -2237,7 +2254,7 @@ def nesterov_kernel(W):
     @cuda_kernel
     def nesterov(x, squares, g, m, starts, hyper, partial, results):
         """For each matrix z:  g *= scale,  m = momentum m + (1 - momentum) g,
-        x[z] = momentum m + (1 - momentum) g,  g = 0.  Also results[-1] = |g|.
+        x[z] = momentum m + (1 - momentum) g.  Also results[-1] = |g|.
         squares[z, i] = sum of the squares of x[z] over which block i strides
 
         grid (MATRIX_PARTS, n), block 256     x (n, N, K), squares (n, MATRIX_PARTS) float64"""
@@ -2260,9 +2277,6 @@ def nesterov_kernel(W):
                 gi[j] = v
             store(m, start + i, mi)
             store(x, z * size + i, gi)
-            for j in range(W):
-                gi[j] = dtype(0)
-            store(g, start + i, gi)
         ss = block_sum(ss)
         if cuda.threadIdx.x == 0:
             squares[z, cuda.blockIdx.x] = ss
@@ -2390,8 +2404,8 @@ class Muon:
         self.squares = new((n, MATRIX_PARTS), np.float64)
 
     def update(self, entries, hyper, steps, partial, results):
-        """Queues Muon on its matrices: clips, updates, sets their gradients to zero, and stores |g|
-        in results[-1].  If |g| is not finite, nothing else changes.
+        """Queues Muon on its matrices: clips, updates, and stores |g| in results[-1].  If |g| is
+        not finite, nothing else changes.
         entries: Entries of its part; v is not used     steps: Newton-Schulz iterations
         hyper, partial, results: as in adamw"""
         for (N, K), starts in self.groups:

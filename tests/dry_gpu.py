@@ -62,7 +62,7 @@ class Memory:
 
     def memset(self, byte, count=None, stream=0):
         assert byte == 0 and stream is nc.gpu.stream         # or a graph would not record it
-        self.device.cleared.append(self.address)
+        self.device.cleared.append((self.address, self.size if count is None else count))
 
     @property
     def device_pointer(self):
@@ -127,7 +127,8 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.runs((tiles(M, 128) * tiles(N, 128), 1, n), (16, 16))
         apart(out, a, b)
 
-    def wgmma_kernel_kernel(self, map_a, map_b, map_out, semaphores, x, M, N, K, n, splits):
+    def wgmma_kernel_kernel(self, map_a, map_b, map_out, semaphores, x, M, N, K, n, splits,
+                            add):
         f, maps = constants(self.kernel), map_a.gpu_data.device.maps
         writes, loads = constants(f["writer"].write_tile), constants(f["load_slice"])
         adds, batched = writes["adds"], constants(writes["send_box"])["batched"]
@@ -178,7 +179,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         assert a[1:3] == (M, K) and b[1:3] == (N, K) and a[4] == b[4] == 64 and a[5] == b[5] == 2
         self.runs((tiles(N, 64), tiles(M, 64)), 128, ONE_TILE_SMEM)
 
-    def mma_kernel_kernel(self, out, a, b, x, semaphores, M, N, K, splits):
+    def mma_kernel_kernel(self, out, a, b, x, semaphores, M, N, K, splits, add):
         loop = constants(constants(self.kernel)["multiply_slices"])
         a_mn, b_mn = (constants(loop[f"of_{x}"].issue_loads)["mn"] for x in "ab")
         assert x is out or constants(self.kernel)["changes"] and x.shape == out.shape

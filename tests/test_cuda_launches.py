@@ -430,7 +430,7 @@ def test_blocks_share_a_tile_where_each_has_a_turn(capability, dry):
         ops = nc.make_ops()
         ops.semaphores = dry.array(turns, np.uint32)
         ops.matmul_dw(dw, dy, x)
-        assert (dry.launches[-1].args[-1] > 1) == shared
+        assert (dry.launches[-1].args[-2] > 1) == shared
 
 
 @pytest.mark.parametrize("name", ["small", "chunks of logits", "tied, in chunks"])
@@ -752,20 +752,48 @@ def test_padding_is_no_token(dry):
     assert (tokens[:2] == 1).all() and (tokens[2] == -1).all()
 
 
+def set_by(launches, g):
+    """The parts of g that products set, (first address, end)."""
+    first, end = extent(g)
+    return [extent(x.args[0]) for x in launches
+            if x.name == "matmul_kernel" and not x.args[3] and first <= extent(x.args[0])[0] < end]
+
+
+@pytest.mark.parametrize("name", ["small", "tied", "one head", "tied, in chunks"])
 @pytest.mark.parametrize("hyper", [{}, dict(muon_lr=0.02, momentum=0.9, newton_schulz=2.0)])
-def test_the_gradients_after_a_failure_begin_with_zeros(hyper, dry, monkeypatch):
-    """They stay for first_bad_tensor, until the next `gradient`."""
-    model, hyper = blank(SMALL), ne.Hyper(*np.ones(8), **hyper)
-    g = model.g_flat.gpu_data.address
-    for norm, expected in ((1.0, 0), (math.inf, 1), (1.0, 0), (math.nan, 1)):
+def test_the_first_gradient_after_an_update_sets_all_of_it(hyper, name, dry, monkeypatch):
+    """Also after a failed one, whose NaNs stay for first_bad_tensor until then.  Each number is
+    set once, by a product or by zeros; the next micro-batch only adds."""
+    cfg, B, T = RUNS[name]
+    model, hyper = blank(cfg), ne.Hyper(*np.ones(8), **hyper)
+    first, end = extent(model.g_flat)
+
+    def update(norm):
         with monkeypatch.context() as patch:
-            patch.setattr(nc, "to_host", lambda x, norm=norm: np.full(x.shape, norm))
+            patch.setattr(nc, "to_host", lambda x: np.full(x.shape, norm))
             model.update(hyper)
+    for norm, heads in ((1.0, cfg.n_mtp), (math.nan, 1), (1.0, cfg.n_mtp)):
+        update(norm)
+        weight = np.zeros(cfg.n_mtp)
+        weight[:heads] = 1
+        for micro_batch in range(2):
+            dry.cleared.clear()
+            dry.launches.clear()
+            model.gradient(np.ones((B, T), np.int32), np.ones((cfg.n_mtp, B, T), np.int32), weight)
+            cleared = [(x, x + n) for x, n in dry.cleared if first <= x < end]
+            parts = sorted([*cleared, *set_by(dry.launches, model.g_flat)])
+            if micro_batch:
+                assert parts == []
+            else:
+                assert [x for x, _ in parts] + [end] == [first] + [x for _, x in parts]
+
+
+def test_an_update_without_a_gradient_has_zeros(dry):
+    model = blank(SMALL)
+    for _ in range(2):
         dry.cleared.clear()
-        for _ in range(2):
-            model.gradient(np.ones((2, 8), np.int32), np.ones((SMALL.n_mtp, 2, 8), np.int32),
-                           np.ones(SMALL.n_mtp))
-        assert dry.cleared.count(g) == expected
+        model.update(ne.Hyper(*np.ones(8)))
+        assert dry.cleared == [(model.g_flat.gpu_data.address, model.g_flat.nbytes)]
 
 
 def test_the_host_waits_for_the_last_copy_of_tokens_only(dry, monkeypatch):

@@ -146,7 +146,7 @@ def test_tiles_and_their_mirror_images_are_a_symmetric_output(N):
         send_box = plain(constants(WRITER[name])["send_box"], tma_store_3d=to_out)
         call = plain(WRITER[name], send_box=send_box, PANEL_BYTES=8192, warp_id=lambda: 4,
                      leads_warpgroup=lambda: True, global_address=lambda x: x, **nothing)
-        arguments = None, 3, m, n, None, 0, 1, None, 0, 1
+        arguments = None, 3, m, n, None, 0, 1, None, 0, 1, False
         call(*arguments[:WRITER[name].py_func.__code__.co_argcount])
 
     for tile in range(tiles_of(N, N, True)):

@@ -6,7 +6,6 @@
     RankedModel    DataParallel over the GPU engine
 """
 import contextlib
-import math
 
 import numpy as np
 from numba import cuda
@@ -243,6 +242,9 @@ class RankedModel(DataParallel, Model):
     def device(self):
         return f"{self.ranks.size} GPUs like {super().device()}"
 
+    def forget_failure(self):
+        """Does nothing, since the first `gradient` of a step sets the gradients."""
+
     def stage_hyper(self, hyper):
         need(self.muon or not hyper.muon_lr, "the shards of several GPUs may cut Muon's matrices, "
              "because the model was made without the option --optimizer muon")
@@ -264,7 +266,8 @@ class RankedModel(DataParallel, Model):
 
     def sum_gradients(self):
         """Queues the sum of all ranks' gradients over this rank's shard, piece by piece, into
-        g_flat."""
+        g_flat.  A rank without sequences has only zeros."""
+        self.begin_update()
         rank = self.ranks.rank
         for pieces in self.pieces():
             g = [span(self.g_flat, x.start, x.stop) for x in pieces]
@@ -276,7 +279,7 @@ class RankedModel(DataParallel, Model):
         """Queues the update of this rank's shard, clipped by the norm of the whole gradient.
         Returns a function that waits for it and returns (summed CE of each head over this rank's
         sequences, |g|)."""
-        rank, n, own = self.ranks.rank, self.flat.size, self.owned(self.flat.size)
+        rank, own = self.ranks.rank, self.owned(self.flat.size)
         own_g = span(self.g_flat, own.start, own.stop)
         steps = self.stage_hyper(hyper)
         partials = [self.partials[r] for r in range(self.ranks.size)]
@@ -284,18 +287,13 @@ class RankedModel(DataParallel, Model):
         self.links.exchange([partials[rank]] * self.ranks.size, partials)
         self.queue_optimizers(steps, view(self.partials, 0, (self.partials.size,)))
         self.weighted_heads = set()
-        for stale in span(self.g_flat, 0, own.start), span(self.g_flat, own.stop, n):
-            if stale is not None:            # other shards' gradients: the next step adds to them
-                stale.gpu_data.memset(0, stale.nbytes, stream=gpu.stream)
         self.results.copy_to_host(self.results_host, stream=gpu.stream)
         self.updated.record(gpu.stream)
         self.results.copy_to_device(self.zero, stream=gpu.stream)
 
         def results():
             self.updated.synchronize()
-            ce, norm = self.results_host[:-1].copy(), float(self.results_host[-1])
-            self.has_failed = not math.isfinite(norm)
-            return ce, norm
+            return self.results_host[:-1].copy(), float(self.results_host[-1])
         return results
 
     def gather_parameters(self):

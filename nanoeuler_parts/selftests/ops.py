@@ -38,6 +38,9 @@ def add_matmul_tests(ops):
             ops.add_for_ops(matmul_dx_added_test, [x], [dy, w], [x + dy @ w], "matmul_dx, added")
         ops.add_for_ops(matmul_dw_test, [as_sum(dw), np.ones(1, np.uint32)], [dy, x],
                         [dw + dy.T @ x, np.zeros(1, np.uint32)], "matmul_dw")
+        ops.add_for_ops(functools.partial(matmul_dw_test, add=False),
+                        [np.full_like(as_sum(dw), np.nan), np.ones(1, np.uint32)], [dy, x],
+                        [dy.T @ x, np.zeros(1, np.uint32)], "matmul_dw, set")
 
 def add_embedding_tests(ops):
     for BT, V, C in ((1, 1, 1), (70, 13, 10), (300, 512, 1030), (33, 5, 128)):
@@ -151,6 +154,7 @@ def add_adamw_tests(ops):
         g = size * ops.normal(N)
         expected = [x.copy() for x in (p, g, m, v)]
         norm = ne.adamw(*expected, N // 2, ne.Hyper(*hyper))
+        expected[1] = g                      # which the next gradient sets
         ops.add(adamw_test, [p, g, m, v, np.zeros(1)], [N // 2, hyper], [*expected, [norm]],
                 "adamw", ("f32", "f64"))
         ops.add(adamw_copies_test, [0 * p, *map(as_sum, (p, g, m, v))], [N // 2, hyper],
@@ -180,7 +184,7 @@ def muon_on_cpu(p, g, m, like, cfg, hyper):
         x[:part.start], x[part] = 0, y
     scale = ne.clipping(ne.gradient_norm(whole[1]), hyper)
     ne.muon(*whole, ne.muon_matrices(cfg), hyper, scale, ne.MuonScratch(*scratch))
-    p[:], g[:], m[:] = (x[part] for x in whole)
+    p[:], m[:] = whole[0][part], whole[2][part]
 
 def muon_test(p, g, m, like, cfg, hyper):
     """like: an array in the type of matrix products"""
@@ -247,9 +251,9 @@ def matmul_dx_test(ops, *args):
 def matmul_dx_added_test(ops, *args):
     ops.matmul_dx(*args, add=True)
 
-def matmul_dw_test(ops, dw, left, dy, x):
+def matmul_dw_test(ops, dw, left, dy, x, add=True):
     """left: becomes the number of semaphores that are not zero afterwards"""
-    ops.matmul_dw(dw, dy, x)
+    ops.matmul_dw(dw, dy, x, add)
     semaphores = to_host(ops.semaphores) if hasattr(ops, "semaphores") else np.zeros(1)
     left.copy_to_device(np.array([np.count_nonzero(semaphores)], np.uint32))
 

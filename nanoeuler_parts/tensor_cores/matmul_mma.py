@@ -238,7 +238,7 @@ def mma_writer(adds):
         cuda.syncwarp()
 
     @inlined
-    def store_rows(out, m0, n0, M, N, staging, warp, lane):
+    def store_rows(out, m0, n0, M, N, staging, warp, lane, add):
         """out = the warp's sums, from row m0 and column n0"""
         row, chunk = lane // u32(16), lane % u32(16)
         r, c = types.intp(m0 + row), types.intp(n0 + chunk * u32(NEIGHBOURS))
@@ -252,8 +252,8 @@ def mma_writer(adds):
                 store_at += ROW_STEP * pitch
 
     @inlined
-    def add_rows(out, m0, n0, M, N, staging, warp, lane):
-        """out += the warp's sums, 16 rows at a time"""
+    def add_rows(out, m0, n0, M, N, staging, warp, lane, add):
+        """out = [out +] the warp's sums, 16 rows at a time"""
         old = cuda.local.array(32, f32)
         row, chunk = lane // u32(16), lane % u32(16)
         r, c = types.intp(m0 + row), types.intp(n0 + chunk * u32(NEIGHBOURS))
@@ -270,7 +270,7 @@ def mma_writer(adds):
             for i in range(8):
                 few = load4(staging, staging_offset(warp, row + u32(g + ROW_STEP * i), chunk))
                 for n in range(NEIGHBOURS):
-                    few[n] += old[NEIGHBOURS * i + n]
+                    few[n] += old[NEIGHBOURS * i + n] if add else f32(0)
                 if g + ROW_STEP * i < rows_left:
                     store4(out, store_at, few)
                 store_at += ROW_STEP * pitch
@@ -278,12 +278,12 @@ def mma_writer(adds):
     write_rows = add_rows if adds else store_rows
 
     @inlined
-    def write(out, acc, m0, n0, M, N, lane, warp):
-        """Stores the warp's 64 x 64 sums, or adds them, from out[m0, n0] on.  The stages become
-        `staging`."""
+    def write(out, acc, m0, n0, M, N, lane, warp, add):
+        """Stores the warp's 64 x 64 sums from out[m0, n0] on, or adds them there if `add`.  The
+        stages become `staging`."""
         staging = cuda.shared.array(0, f32)
         stage_sums(staging, acc, warp, lane)
-        write_rows(out, m0, n0, M, N, staging, warp, lane)
+        write_rows(out, m0, n0, M, N, staging, warp, lane, add)
     return write
 
 # ---- The kernel
@@ -300,10 +300,10 @@ def mma_kernel(a_mn, b_mn, epilogue, batched):
         return x[cuda.blockIdx.y] if batched else x
 
     @cuda_kernel(launch_bounds=(128, MMA_BLOCKS))
-    def kernel(all_out, all_a, all_b, all_x, semaphores, M, N, K, splits):
+    def kernel(all_out, all_a, all_b, all_x, semaphores, M, N, K, splits, add):
         """out (M, N) = A B, or what the epilogue says.  A block of 128 threads computes one piece.
         grid (pieces of one product, n)     all_x: what the epilogue reads, if it changes the sums
-        """
+        add: as for TensorOps.product"""
         out, a, b = matrix_of(all_out), matrix_of(all_a), matrix_of(all_b)
         smem = dynamic_smem()
         acc, piece = filled(128, f32(0)), u32(cuda.blockIdx.x)
@@ -328,7 +328,7 @@ def mma_kernel(a_mn, b_mn, epilogue, batched):
             change(acc, 32, x, row + u32(16), column)
             change(acc, 64, x, row + u32(32), column)
             change(acc, 96, x, row + u32(48), column)
-        write(out, acc, m0, n0, M, N, lane, warp)
+        write(out, acc, m0, n0, M, N, lane, warp, add or split > 0)
         if adds and splits > 1:
             cuda.threadfence()
             cuda.syncthreads()               # all threads have written their sums
@@ -336,7 +336,7 @@ def mma_kernel(a_mn, b_mn, epilogue, batched):
                 semaphore_release(semaphore, next_turn(split, splits))
     return kernel
 
-def mma_product(out, a, b, a_mn, b_mn, epilogue, x, semaphores):
+def mma_product(out, a, b, a_mn, b_mn, epilogue, x, semaphores, add):
     """The product on path `mma`: one block of four warps per piece.  Arguments as TensorOps.product
     """
     *n, M, N = out.shape
@@ -349,5 +349,5 @@ def mma_product(out, a, b, a_mn, b_mn, epilogue, x, semaphores):
     splits = splits_for(tiles, K, semaphores, MMA_TURN_TIME, blocks) if epilogue.adds else 1
     unused = out                             # the kernel needs arrays here, and does not read them
     launch(mma_kernel(a_mn, b_mn, epilogue, bool(n)), out, a, b, unused if x is None else x,
-           semaphores if epilogue.adds else unused, M, N, K, splits, grid=(tiles * splits, *n),
-           block=128, smem=MMA_SMEM)
+           semaphores if epilogue.adds else unused, M, N, K, splits, add,
+           grid=(tiles * splits, *n), block=128, smem=MMA_SMEM)

@@ -107,7 +107,7 @@ def slice_loader(a_mn, b_mn, batched, columns, panels):
 class Writer(DeviceFunctions):
     """How a consumer's 64 x COLUMNS sums leave its registers, by way of shared memory, `staging`
 
-    write_tile(map_out, z, m, n, acc, staging, warpgroup, semaphore, split, splits)
+    write_tile(map_out, z, m, n, acc, staging, warpgroup, semaphore, split, splits, add)
         stores them to out[m:m + 64, n:n + COLUMNS] of matrix z, or adds them there
     write_mirrored(map_out, z, m, n, acc, staging, warpgroup)
         stores their transpose to out[n:n + 256, m:m + 64], if COLUMNS is 256"""
@@ -121,10 +121,10 @@ def wgmma_writer(adds, batched, COLUMNS):
     BOXES = COLUMNS // 64
 
     @inlined
-    def send_box(map, column, row, z, staging):
+    def send_box(map, column, row, z, staging, add):
         if batched:
             tma_store_3d(map, column, row, z, staging)
-        elif adds:
+        elif adds and add:
             tma_add(map, column, row, staging)
         else:
             tma_store(map, column, row, staging)
@@ -170,12 +170,12 @@ def wgmma_writer(adds, batched, COLUMNS):
     stage_sums = stage_f32 if adds else stage_bf16
 
     @inlined
-    def write_tile(map_out, z, m, n, acc, staging, warpgroup, semaphore, split, splits):
+    def write_tile(map_out, z, m, n, acc, staging, warpgroup, semaphore, split, splits, add):
         """Stores a consumer's sums to out[m:m + 64, n:n + COLUMNS].  One thread of the warpgroup
         commands the copy engine.
 
-        adds: out += the sums in float32, in two passes, when it is this split's turn; otherwise
-        out = the sums in bfloat16, in one pass"""
+        adds: out += the sums in float32, in two passes, when it is this split's turn, but the first
+        split sets out unless `add`; otherwise out = the sums in bfloat16, in one pass"""
         warp_row, leads = warp_id() % u32(4) * u32(16), leads_warpgroup()
         for half in range(passes):
             if leads:
@@ -191,7 +191,7 @@ def wgmma_writer(adds, batched, COLUMNS):
                 for j in range(BOXES):
                     send_box(global_address(map_out),
                              n + u32(COLUMNS // 2 * half + box_columns * j), m, z,
-                             staging + PANEL_BYTES * u32(j))
+                             staging + PANEL_BYTES * u32(j), add or split > 0)
                 tma_commit()
         if adds and splits > 1 and leads:
             tma_wait_written()
@@ -210,7 +210,7 @@ def wgmma_writer(adds, batched, COLUMNS):
         if leads:
             for j in range(4):
                 send_box(global_address(map_out), m, n + u32(64 * j), z,
-                         staging + PANEL_BYTES * u32(j))
+                         staging + PANEL_BYTES * u32(j), False)
             tma_commit()
     return Writer(write_tile=write_tile, write_mirrored=write_mirrored)
 
@@ -237,12 +237,13 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric, COLUMNS, PANELS):
         return x[z] if batched else x
 
     @cuda_kernel(launch_bounds=(384, 1))
-    def kernel(map_a, map_b, map_out, semaphores, x, M, N, K, count, splits):
+    def kernel(map_a, map_b, map_out, semaphores, x, M, N, K, count, splits, add):
         """out (M, N) = A B, or what the epilogue says.  A block of 384 threads takes one piece
         after another.
         map_a, map_b, map_out: tensor maps of the matrices
         x: what the epilogue reads, if it changes the sums
-        count: number of matrices in the batch     splits: of K; 1 for a batch"""
+        count: number of matrices in the batch     splits: of K; 1 for a batch
+        add: as for TensorOps.product"""
         start = dynamic_smem()
         staging = start + u32(BARRIERS * STAGE_BYTES)
         full = staging + u32(2 * STAGING_BYTES)
@@ -306,7 +307,7 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric, COLUMNS, PANELS):
                         change(acc, 64, matrix, row, column + u32(128))
                         change(acc, 96, matrix, row, column + u32(192))
                 writer.write_tile(map_out, z, m, n, acc, own_staging, warpgroup, semaphore,
-                                  piece // tiles, splits)
+                                  piece // tiles, splits, add)
                 if symmetric and m >= n + u32(BN):       # the tile is wholly below the diagonal
                     writer.write_mirrored(map_out, z, m, n, acc, own_staging, warpgroup)
                 z, m, n, first, end = next_tile
@@ -315,7 +316,8 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric, COLUMNS, PANELS):
                 tma_wait_read()              # shared memory must live until the engine has read it
     return kernel
 
-def wgmma_product(map_of, out, a, b, a_mn, b_mn, epilogue, x, semaphores, symmetric):
+def wgmma_product(map_of, out, a, b, a_mn, b_mn, epilogue, x, semaphores, symmetric,
+                  add):
     """The product on path `wgmma`: one block of three warpgroups per multiprocessor.  Arguments as
     TensorOps.product     map_of: function that returns tensor maps, as TensorOps.map_of"""
     *n, M, N = out.shape
@@ -329,5 +331,5 @@ def wgmma_product(map_of, out, a, b, a_mn, b_mn, epilogue, x, semaphores, symmet
     unused = map_a
     launch(wgmma_kernel(a_mn, b_mn, epilogue, bool(n), symmetric, columns, panels), map_a, map_b,
            map_of(out, 64), semaphores if epilogue.adds else unused, unused if x is None else x,
-           M, N, K, count, splits, grid=min(tiles * count * splits, blocks), block=384,
+           M, N, K, count, splits, add, grid=min(tiles * count * splits, blocks), block=384,
            smem=wgmma_smem(columns, panels), resident=splits > 1)

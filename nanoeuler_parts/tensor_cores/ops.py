@@ -68,7 +68,8 @@ class TensorOps(Ops):
         `forget_buffers`."""
         return map_of(x, box_rows, self.maps)
 
-    def product(self, out, a, b, a_mn=False, b_mn=False, epilogue=STORE, x=None, symmetric=False):
+    def product(self, out, a, b, a_mn=False, b_mn=False, epilogue=STORE, x=None, symmetric=False,
+                add=True):
         """out (M, N) = A B, or what the epilogue makes of it.  All matrices may also be batches of
         n matrices, (n, ..), except with an epilogue that adds.
 
@@ -78,7 +79,8 @@ class TensorOps(Ops):
         epilogue     an Epilogue
         x            the matrix that the epilogue reads, (M, N)
         symmetric    all outputs are symmetric.  Path `wgmma` then computes only the tiles that have
-                     an entry on or below the diagonal, 12 of 18 for N = 768"""
+                     an entry on or below the diagonal, 12 of 18 for N = 768
+        add          for an epilogue that adds.  False: out has no sums yet, and is set"""
         need(not epilogue.adds or out.ndim == 2 and not symmetric,
              "an epilogue that adds is for one product, and not a symmetric one")
         need(x is not None or not epilogue.reads_x, f"{epilogue} needs x")
@@ -86,9 +88,9 @@ class TensorOps(Ops):
         if self.path == "wgmma":
             with self.launches_of_wgmma():
                 wgmma_product(self.map_of, out, a, b, a_mn, b_mn, epilogue, x, semaphores,
-                              symmetric)
+                              symmetric, add)
         else:
-            mma_product(out, a, b, a_mn, b_mn, epilogue, x, semaphores)
+            mma_product(out, a, b, a_mn, b_mn, epilogue, x, semaphores, add)
 
     def launches_of_wgmma(self):
         """A context for launches of kernels that call `wait_for_previous`"""
@@ -107,11 +109,11 @@ class TensorOps(Ops):
         else:
             super().matmul_dx(dx, dy, w, add)
 
-    def matmul_dw(self, dw, dy, x):
+    def matmul_dw(self, dw, dy, x, add=True):
         if fits(dy, x) and int(dw.gpu_data.device_pointer) % 16 == 0:
-            self.product(dw, dy, x, a_mn=True, b_mn=True, epilogue=ADD)
+            self.product(dw, dy, x, a_mn=True, b_mn=True, epilogue=ADD, add=add)
         else:
-            super().matmul_dw(dw, dy, x)
+            super().matmul_dw(dw, dy, x, add)
 
     def attention_kernels(self, qkv, o, T, D, window):
         """Returns the Attention for these sequences of T rows, or None for the portable one.
