@@ -44,7 +44,8 @@ def write_quantized(file, out, n_mtp):
     # no run resumes from this file; without times and folders, equal runs give identical files
     learned = os.path.basename(str(c.state.options.get("data", "")))
     state = replace(c.state, options={"data": learned} if learned else {}, elapsed=0.0,
-                    source_sha256="", log_sha256="", micro_batch=None, reference=[])
+                    source=os.path.basename(c.state.source), source_sha256="", log_sha256="",
+                    micro_batch=None, reference=[])
     note_large(f"rounding to int8 and writing {out}", c.flat.nbytes)
     write_checkpoint(out, c.cfg, c.tokenizer, state, c.flat, matrices="int8")
     print(f"{printable(out)}: {n_params(c.cfg):,} parameters, "
