@@ -102,14 +102,16 @@ def test_it_is_a_quarter_and_forgets_what_only_a_run_needs(tmp_path):
     cfg = replace(TINY, n_embd=64, n_hidden=256, n_layer=4)
     tokenizer = bpe.train(b"to be or not to be, that is the question", cfg.vocab_size)
     state = ne.State(kind="chat", step=3, reference=[0.5] * 5000, bits_per_byte=1.5, elapsed=2.5,
-                     options=dict(data="/home/me/secret/a.json", lr=0.1), source_sha256="ab" * 32,
+                     options=dict(data="/home/me/secret/a.json", lr=0.1),
+                     source="/home/me/secret/chat.bin", source_sha256="ab" * 32,
                      text_sha256="cd" * 32, micro_batch=3)
     ne.write_checkpoint(str(tmp_path / "a.bin"), cfg, tokenizer, state, random_flat(cfg, 1, "f4"))
     shown = told("quantize", tmp_path / "a.bin", tmp_path / "b.bin")
     size = (tmp_path / "b.bin").stat().st_size
     assert ne.n_params(cfg) < size < 1.15 * ne.n_params(cfg) and f"{size:,} bytes" in shown
     assert read(tmp_path / "b.bin").state == ne.State(
-        kind="chat", step=3, bits_per_byte=1.5, text_sha256="cd" * 32, options=dict(data="a.json"))
+        kind="chat", step=3, bits_per_byte=1.5, text_sha256="cd" * 32, source="chat.bin",
+        options=dict(data="a.json"))
     assert b"secret" not in (tmp_path / "b.bin").read_bytes()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import bpe
 import nanoeuler as ne
 from nanoeuler_parts.files.safetensors import map_tensors, TOKEN_KINDS, write_tensors
-from nanoeuler_parts.files.texts import excerpt, read_text, split_text, tokenize
+from nanoeuler_parts.files.texts import encode_cut, excerpt, read_text, split_text, tokenize
 from nanoeuler_parts.kernels import compile_kernels
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
@@ -151,6 +151,19 @@ def test_cuts_are_of_the_training_part_alone(large):
     (train, val), (cut, same), (again, _) = (tokenize(*large, cuts, 1) for cuts in (0, 0.1, 0.1))
     assert np.array_equal(val, same) and np.array_equal(cut, again)
     assert len(cut) > len(train) and tokenizer.decode(cut) == bytes(parts[0])
+
+
+def test_a_text_is_cut_where_no_token_reaches_across(large):
+    """Also a text with zero bytes, which stay; `encode_cut` inserts a zero byte at each cut."""
+    tokenizer, rng = large[2], np.random.default_rng(1)
+    for symbols, size in ((b"ab \0", 200), (b"\0", 50), (b"to be or not ", 300), (b"a", 1)):
+        text = rng.choice(np.frombuffer(symbols, np.uint8), size).tobytes()
+        whole, inside = [*tokenizer.encode(text)], 0
+        for share in (0.01, 0.1, 1.0):
+            ids = encode_cut(tokenizer, text, share, rng)
+            assert tokenizer.decode(ids) == text and len(ids) >= len(whole)
+            inside += len(ids) > len(whole)
+        assert inside or size == 1 or symbols == b"\0"
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "renamed", "text", "directory"])

@@ -95,14 +95,19 @@ def encode_cut(tokenizer, text, share, rng, follows=False):
     after_blank = x[at - 1] == 32                                    # that is right after a blank
     begins_character = x[at] & 0xC0 != 0x80
     at = at[begins_character & (after_blank | (rng.random(len(at)) < 0.2))]
+    if not len(at):
+        return encode(text)
     at = np.unique(at)
     cut = np.insert(x, at, 0)
     ids = encode(cut.tobytes())
-    zeros = np.flatnonzero(ids == tokenizer.byte_token(b"\0"))
-    inserted = np.insert(np.zeros(len(x), bool), at, True)[cut == 0]
-    if len(zeros) != len(inserted):          # a third-party merge contains a zero byte: no cuts
+    is_inserted = ids == tokenizer.byte_token(b"\0")
+    if not x.all():                          # the text itself has zero bytes
+        of_zeros = np.insert(np.zeros(len(x), bool), at, True)[cut == 0]
+        if is_inserted.sum() == len(of_zeros):
+            is_inserted[is_inserted] = of_zeros
+    if is_inserted.sum() != len(at):         # a third-party merge contains a zero byte: no cuts
         return encode(text)
-    return np.delete(ids, zeros[inserted])
+    return ids[~is_inserted]
 
 def encode_large(tokenizer, text, share, rng, dtype, folder, begins):
     """`begins` and the token ids of a text, by `encode_cut`, memory-mapped from a temporary file

@@ -410,7 +410,7 @@ class SftRun(Run):
         def copied(cuts, copies):
             """The training rows of all copies, each copy cut elsewhere.  If a cut makes a row too
             long, all rows of its example stay uncut."""
-            for _ in range(copies):
+            for _ in with_progress(range(copies), "encoding copies, each cut elsewhere"):
                 for example, whole in train:
                     rows = self.rows_of(example, tokenizer, cuts)
                     yield from rows if tokens_of(rows) <= T else whole
