@@ -191,6 +191,21 @@ def test_no_way_around_the_lock(way, copy, monkeypatch, capsys):
     assert ne.read_checkpoint("nanoeuler.bin").state.step == 22
 
 
+def test_two_runs_do_not_write_one_log_at_a_time(text, elsewhere, monkeypatch, capsys):
+    """The checkpoints a and a.bin have the same log, and neither is saved yet."""
+    pytest.importorskip("fcntl", reason="locks of POSIX")
+    args, said = ("train", "--data", text, "--steps", 1, *FAST), []
+
+    def start_another(run):
+        if not said:
+            said.append(refused(capsys, *args, "--out", "a.bin"))
+
+    before_each_step(monkeypatch, start_another)
+    run(*args, "--out", "a")
+    assert "another run is writing a.jsonl; let it end, or choose another --out" in said[0]
+    assert len([r for r in read_log("a.jsonl") if "loss" in r]) == 1
+
+
 def test_a_resumed_run_reads_its_checkpoint_when_nobody_else_writes_it(copy, monkeypatch):
     """Else the run that is about to end writes a newer one, which this one would replace."""
     pytest.importorskip("fcntl", reason="locks of POSIX")
