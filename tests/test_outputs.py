@@ -452,6 +452,10 @@ def test_resume_replaces_no_best_model_of_another_run(text, copy, monkeypatch, c
     with alone("k_best.bin"):
         refused(capsys, "train", "--resume", "--out", "k.bin", "--steps", 6,
                 words=["another run is writing k_best.bin"])
+    os.mkdir(".k_best.bin.lock")
+    refused(capsys, "train", "--resume", "--out", "k.bin", "--steps", 6,
+            words=["cannot write k_best.bin: ", ".lock: Is a directory; choose another --out"])
+    os.rmdir(".k_best.bin.lock")
     shutil.copy("nanoeuler.bin", "k_best.bin")
     refused(capsys, "train", "--resume", "--out", "k.bin", "--steps", 6,
             words=["k_best.bin is not the best model of this run", "--keep-best", "--force"])

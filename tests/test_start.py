@@ -540,6 +540,11 @@ def test_a_small_container_gets_small_batches_and_models(monkeypatch):
         SftLora.need_memory(cfg)
 
 
+def test_numba_without_its_compiler_is_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    refused(capsys, "list", words=["NUMBA_DISABLE_JIT is set, but", "compiler; unset it"])
+
+
 def test_load_uses_no_more_threads_than_it_may(checkpoint, monkeypatch):
     """Also without the command line, whose --threads does it there.  Fewer remain as they are."""
     monkeypatch.setattr("nanoeuler_parts.machine.threads.cpus", lambda: [0])
