@@ -2,6 +2,7 @@
 import errno
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -641,6 +642,15 @@ def test_what_would_change_the_ids_is_refused(small, tmp_path, changes, words):
         bpe.Tokenizer.load(path)
     message = str(error.value)
     assert words in message and str(path) in message and "\n" not in message
+
+
+def test_tokens_and_merges_have_a_limit(monkeypatch):
+    ids = {c: i for i, c in enumerate(bpe.CHAR_OF_ID)}
+    merges = [*itertools.product("ABCDEFGHIJKLMNOP", "abcdefghijklmnop")]
+    for most, words in (255, "most 255 tokens, found 256"), (256, "most 255 merges, found 256"):
+        monkeypatch.setattr(bpe, "MAX_VOCAB", most)
+        with pytest.raises(bpe.UserError, match=words):
+            bpe.Tokenizer(ids, merges)
 
 
 def test_what_other_writers_leave_out(small):

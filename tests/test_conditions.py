@@ -60,6 +60,10 @@ def run(tokens, **changes):
     return act
 
 
+def reply(ids, **settings):
+    return lambda: ne.Reply(ids, ne.Sampling(**settings), np.random.default_rng(1))
+
+
 def options(**changes):
     return lambda: TrainOptions(**changes).check()
 
@@ -94,12 +98,15 @@ CASES = {
         config(rope_scaling="llama3", rope_factor=2.0),
         config(**YARN, rope_low=4.0, rope_high=4.0), config(**YARN, rope_low=5.0),
         config(**YARN, rope_theta=1.0), config(n_head=3, n_kv_head=2), config(head_dim=3)],
+    "Decoder.begin": [lambda: ne.Decoder(TINY, None, slots=0)],
     "Decoder.check": [
         step(), step((0, [1], 1), (0, [1], 1)), step((-1, [1], 1)), step((2, [1], 1)),
         step((0, [], 0)), step((0, [1], -1)), step((0, [1], 2)), step((0, [-1], 1)),
         step((0, [V], 1))],
+    "Model.__init__": [lambda: ne.Model(TINY, random_flat(TINY, 1), dtype=np.float32)],
     "Model.run": [
         run(np.zeros((1, 0))), run(np.zeros((1, T + 1))), run([[-1]]), run([[V]])],
+    "Reply.__init__": [reply([]), reply([1], stop=["a"])],
     "messages_in": [
         lambda: messages_in("x", "m"), lambda: messages_in([], "m"),
         lambda: messages_in([5], "m"), lambda: messages_in([("user", "x", "y")], "m"),

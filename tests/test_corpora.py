@@ -376,7 +376,8 @@ def test_a_damaged_journal_or_part_starts_anew(folder, tokenizer, monkeypatch):
     (lambda meta, ids: meta.update(train_tokens="-1"), "expected the counts of "),
     (lambda meta, ids: meta.update(train_tokens=str(1 << 40)), "expected the counts of "),
     (lambda meta, ids: meta.update(tokens="3", train_tokens="2"), "expected the counts of "),
-    (lambda meta, ids: meta.update(tail_bytes="-9"), "expected the counts of ")])
+    (lambda meta, ids: meta.update(tail_bytes="-9"), "expected the counts of "),
+    (lambda meta, ids: meta.update(text_sha256="1" * 64), "it belongs to another corpus")])
 @unit
 def test_a_cache_with_odd_tokens_is_made_again(change, words, folder, tokenizer, capsys):
     """Its checksum is right."""
@@ -391,7 +392,7 @@ def test_a_cache_with_odd_tokens_is_made_again(change, words, folder, tokenizer,
     capsys.readouterr()
     assert np.array_equal(tokens_of(opened(folder), tokenizer), want)
     said = capsys.readouterr().err
-    assert f"{cache}: expected " in said and words in said
+    assert f"{cache}: " in said and words in said
     assert "; the text is tokenized again" in said and cache.read_bytes() == whole
 
 
@@ -413,9 +414,10 @@ def interrupt(folder, tokenizer, monkeypatch):
 
 @pytest.mark.parametrize("name, value", [
     ("chunks", "1"), ("chunks", 1.5), ("tokens", -1), ("tokens", 1e300), ("train_tokens", None),
-    ("tail_bytes", [])])
+    ("tail_bytes", []), ("tokens", 1 << 20), ("key", "another file's")])
 @unit
-def test_a_journal_with_odd_numbers_starts_anew(name, value, folder, tokenizer, monkeypatch):
+def test_a_journal_with_odd_values_starts_anew(name, value, folder, tokenizer, monkeypatch):
+    """The tokens of another file would be taken for those of this one."""
     want = tokens_of(opened(folder), tokenizer)
     [cache] = folder.parent.glob("*.tokens")
     cache.unlink()
@@ -423,6 +425,8 @@ def test_a_journal_with_odd_numbers_starts_anew(name, value, folder, tokenizer, 
     [journal] = folder.parent.glob("*.part.json")
     kept = json.loads(journal.read_text("utf-8"))
     journal.write_text(json.dumps(kept | {name: value}), encoding="utf-8")
+    [part] = folder.parent.glob("*.part")
+    part.write_bytes(bytes(part.stat().st_size))
     assert np.array_equal(tokens_of(opened(folder), tokenizer), want)
 
 
@@ -607,6 +611,14 @@ def test_what_a_corpus_refuses(tmp_path, monkeypatch, capsys):
     refused(capsys, "train", "--data", "a.jsonl", "--field", "", *FAST, words=["field"])
     refused(capsys, "train", "--data", "k.txt", "--newlines", "dos", *FAST, words=["expected unix"])
     assert not [*tmp_path.glob("*.tokens*")] and not (tmp_path / "x.bin").exists()
+
+
+@unit
+def test_a_line_has_a_greatest_length(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "LONGEST_LINE", 20)
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "short"}\n{"text": "long, too long"}\n')
+    with pytest.raises(ne.UserError, match="a.jsonl: line 2 is longer than 20 bytes"):
+        Corpus([str(tmp_path / "a.jsonl")], "text", "", 0.1)
 
 
 @unit

@@ -238,6 +238,8 @@ def test_a_gradient_of_nan_fails_the_check(dry, monkeypatch):
     dry.bad = set()
     monkeypatch.setattr(nc.Model, "gradient", spoil)
     assert gradient.gradient_check("tiny", 2) == 1
+    with pytest.raises(nc.UserError, match="--batch is 0, expected at least 1"):
+        gradient.gradient_check("tiny", 0)
 
 
 @given(st.floats(width=32, allow_nan=False))

@@ -469,3 +469,11 @@ def test_a_text_has_one_field():
     assert ev.EvalOptions(field=["body", "output=answer"]).check().text_field() == "body"
     with pytest.raises(ne.UserError, match="--field is given as body and text, expected one name"):
         ev.EvalOptions(field=["body", "text"]).check()
+    with pytest.raises(ne.UserError, match="--newlines: expected unix, found dos"):
+        ev.EvalOptions(newlines="dos").check()
+
+
+@pytest.mark.unit
+def test_an_empty_prompt_needs_a_token_in_its_place():
+    with pytest.raises(ne.UserError, match="the prompt is empty, and the model has no token that"):
+        ev.choice_ids(None, " \n", "a", None)

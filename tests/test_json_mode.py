@@ -375,6 +375,7 @@ def test_a_vocabulary_without_a_byte_is_refused(tokenizer):
     ('{"$ref": "other.json"}', "expected a place in this schema"),
     ('{"$ref": "#/$defs/a"}', "found no such place"),
     ('{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}', "contains itself"),
+    ('{"allOf": [{"$ref": "#"}]}', "#/allOf/0: # contains itself without an object or"),
     ('{"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "minItems": 1, '
      '"items": {"$ref": "#/$defs/a"}}}}', "at most 10 objects and arrays"),
     ('{"properties": {"a": {"$id": "x:y", "items": {"$ref": "#"}}}}', "remove the $id"),

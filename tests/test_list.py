@@ -211,6 +211,11 @@ def test_the_header_is_checked_as_in_a_whole_read(here):
     put_together(here / "b.bin", header, data + b"more")
     with pytest.raises(bpe.UserError, match="bytes of data, found"):
         read_meta("b.bin")
+    start = header[last]["data_offsets"][0]
+    header[last]["data_offsets"][1] = start - 4
+    put_together(here / "b.bin", header, data)
+    with pytest.raises(bpe.UserError, match=f"from byte {start} on, found {start} to {start - 4}"):
+        read_meta("b.bin")
 
 
 @pytest.mark.parametrize("seconds, said", [

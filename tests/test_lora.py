@@ -188,6 +188,28 @@ def test_bits_do_not_depend_on_threads(dtype):
     assert found[0] == found[1]
 
 
+def made(adapter, dtype=None, rank=3):
+    """A model in float64 with an adapter of this dtype"""
+    cfg, lora = CONFIGS["grouped queries"], Lora(rank, 4.0)
+    return model_of(cfg, random_flat(cfg, 1), lora, random_adapter(cfg, lora, dtype=adapter), dtype)
+
+
+def passed(tokens, targets):
+    made("f8").losses(np.array([tokens], np.int32), np.array([targets], np.int32))
+
+
+@pytest.mark.parametrize("act, words", [
+    (lambda: made("f4"), "float32 products of an adapter in float32 and a model in float64; use"),
+    (lambda: made("f8", "f4"), "cannot compute float32 products of an adapter in float64 and a"),
+    (lambda: made("f8", rank=1025), "expected a rank up to 1024, found 1025"),
+    (lambda: passed([3, -1], [1, 1]), "expected token ids from 0 to 261, found -1 to 3"),
+    (lambda: passed([3, 262], [1, 1]), "expected token ids from 0 to 261, found 3 to 262"),
+    (lambda: passed([3, 4], [-1, 262]), "expected token ids from 0 to 261, found 0 to 262")])
+def test_what_is_rejected(act, words):
+    with pytest.raises(ne.UserError, match=words):
+        act()
+
+
 @pytest.mark.parametrize("dtype", [None, ne.BF16])
 def test_bits_do_not_depend_on_memory(monkeypatch, dtype):
     """Layers whose activations are computed again, and logits of some rows at a time"""

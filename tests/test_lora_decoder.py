@@ -9,7 +9,7 @@ from helpers import EVERY_TENSOR, TINY
 import nanoeuler as ne
 from nanoeuler_parts.kernels import compile_lora_decoding_kernels, compile_lora_kernels
 from nanoeuler_parts.lora.adapter import Lora, n_entries, targets_in, tensors_of
-from nanoeuler_parts.lora.base import random_base
+from nanoeuler_parts.lora.base import base_of_flat, random_base
 from nanoeuler_parts.lora.decoder import LoraDecoder
 from nanoeuler_parts.lora.model import Adapted, LoraModel
 
@@ -109,3 +109,6 @@ def test_what_is_refused():
     decoder.step(1)
     with pytest.raises(ValueError, match="slot 0 holds tokens"):
         decoder.use(0)
+    base = base_of_flat(CFG, ne.init_params(CFG, 1, np.float64))
+    with pytest.raises(ne.UserError, match="float32, bfloat16 or int8, found float64"):
+        LoraDecoder(base, [adapter(CFG, LORAS[0], 1)])

@@ -1,10 +1,11 @@
 """Adapters as files, and beside PEFT: the same losses, the same logits both ways, what is none."""
+import json
 import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import TINY, needs, run
+from helpers import TINY, needs, run, take_apart
 from models import CONFIGS, change, greedy, write
 
 import bpe
@@ -16,7 +17,7 @@ from nanoeuler_parts.lora.adapter import Lora, n_entries, targets_in, tensors_of
 from nanoeuler_parts.lora.base import base_of_file
 from nanoeuler_parts.lora.files import (
     adapted_params, checksum_of, CONFIG, merge_into, peft_name, peft_tensors, read_adapter,
-    WEIGHTS, write_adapter,
+    read_run, WEIGHTS, write_adapter, write_run,
 )
 from nanoeuler_parts.lora.model import Adapted, LoraModel
 
@@ -293,6 +294,32 @@ def test_a_damaged_file_is_rejected(folder):
     rejected(path, adapter, "the checksum does not match")
     (adapter / WEIGHTS).write_bytes(data[:-100])
     rejected(path, adapter, "the file is incomplete or damaged")
+
+
+@pytest.mark.parametrize("act, words", [
+    (lambda meta, t: meta.update(format="pt"), "expected a run with LoRA; name the folder of"),
+    (lambda meta, t: meta.pop("sha256"), "it has no checksum; the file is damaged; name"),
+    (lambda meta, t: t.pop("adamw.m"), "expected 464 numbers in adamw.m; the file is damaged"),
+    (lambda meta, t: t.update({"adamw.v": t["adamw.v"][1:]}), "expected 464 numbers in adamw.v; "),
+    (lambda meta, t: t.update(lora=np.zeros(465, np.float32)), "expected 464 numbers in lora; ")])
+def test_a_run_that_is_none(folder, tmp_path, act, words):
+    path, run = folder[0], tmp_path / "run.bin"
+    c, lora = ne.read_checkpoint(str(path)), Lora(2, 4.0)
+    flat = random_adapter(c.cfg, lora)
+    write_run(str(run), c.cfg, lora, c.state, flat, (flat, flat), "")
+    assert np.array_equal(read_run(str(run)).flat, flat)
+    meta, tensors = map_tensors(str(run))
+    meta, tensors = {**meta}, {name: np.array(x) for name, x in tensors.items()}
+    act(meta, tensors)
+    write_tensors(str(run), meta, tensors, "")
+    if "sha256" not in meta:
+        header, data = take_apart(run)
+        del header["__metadata__"]["sha256"]
+        text = json.dumps(header).encode()
+        run.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    with pytest.raises(bpe.UserError) as error:
+        read_run(str(run))
+    assert str(error.value).startswith(f"{run}: {words}")
 
 
 def test_layers_that_an_adapter_leaves_out_stay_as_they_are(folder):

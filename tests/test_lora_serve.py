@@ -195,6 +195,7 @@ def test_what_is_refused(file, tmp_path, capsys, monkeypatch):
             ((file,), ["expected a folder with adapter_config.json, found a model"]),
             (("none",), ["none", "adapter_config.json"]),
             ((f"={pirate}",), ["expected FOLDER or NAME=FOLDER"]),
+            (("a=",), ["--adapter: expected FOLDER or NAME=FOLDER, found 'a='"]),
             ((pirate, pirate), ["two models have the name pirate", pirate]),
             (("first",), ["two models have the name first", file])):
         flags = [x for adapter in adapters for x in ("--adapter", adapter)]

@@ -17,6 +17,8 @@ from nanoeuler_parts.checkpoint.tensors import named, named_moments
 from nanoeuler_parts.files.safetensors import map_tensors, write_tensors
 from nanoeuler_parts.runs.options import TrainOptions
 from nanoeuler_parts.runs.schedule import initial_params, OFF, ON, Schedule
+from nanoeuler_parts.runs.start import options_in
+from nanoeuler_parts.tuning.sft import SftRun
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 # Square, tall and wide matrices, of even and odd sides, past the edge of a tile
@@ -53,6 +55,12 @@ def gradients(cfg, steps, seed=0):
             if x.ndim == 2:
                 x += 9 * np.outer(rng.standard_normal(len(x)), rng.standard_normal(x.shape[1]))
         yield t, g * 10.0 ** -(t % 4)
+
+
+def test_a_run_of_another_verb_by_muon_is_rejected():
+    settings = SftRun.Options().written() | {"optimizer": "muon"}
+    with pytest.raises(ne.UserError, match="a.bin was trained with muon, but sft learns with Ad"):
+        options_in(SftRun, "a.bin", ne.State(options=settings))
 
 
 # ---- the update

@@ -191,6 +191,21 @@ def test_no_way_around_the_lock(way, copy, monkeypatch, capsys):
     assert ne.read_checkpoint("nanoeuler.bin").state.step == 22
 
 
+def test_two_runs_do_not_write_one_log_at_a_time(text, elsewhere, monkeypatch, capsys):
+    """The checkpoints a and a.bin have the same log, and neither is saved yet."""
+    pytest.importorskip("fcntl", reason="locks of POSIX")
+    args, said = ("train", "--data", text, "--steps", 1, *FAST), []
+
+    def start_another(run):
+        if not said:
+            said.append(refused(capsys, *args, "--out", "a.bin"))
+
+    before_each_step(monkeypatch, start_another)
+    run(*args, "--out", "a")
+    assert "another run is writing a.jsonl; let it end, or choose another --out" in said[0]
+    assert len([r for r in read_log("a.jsonl") if "loss" in r]) == 1
+
+
 def test_a_resumed_run_reads_its_checkpoint_when_nobody_else_writes_it(copy, monkeypatch):
     """Else the run that is about to end writes a newer one, which this one would replace."""
     pytest.importorskip("fcntl", reason="locks of POSIX")
@@ -437,6 +452,10 @@ def test_resume_replaces_no_best_model_of_another_run(text, copy, monkeypatch, c
     with alone("k_best.bin"):
         refused(capsys, "train", "--resume", "--out", "k.bin", "--steps", 6,
                 words=["another run is writing k_best.bin"])
+    os.mkdir(".k_best.bin.lock")
+    refused(capsys, "train", "--resume", "--out", "k.bin", "--steps", 6,
+            words=["cannot write k_best.bin: ", ".lock: Is a directory; choose another --out"])
+    os.rmdir(".k_best.bin.lock")
     shutil.copy("nanoeuler.bin", "k_best.bin")
     refused(capsys, "train", "--resume", "--out", "k.bin", "--steps", 6,
             words=["k_best.bin is not the best model of this run", "--keep-best", "--force"])

@@ -145,6 +145,12 @@ def test_greedy_replies_of_the_bundled_model_are_the_same():
         assert replies[0] == replies[1] != []
 
 
+def test_a_template_that_part_one_lacks_is_rejected():
+    with pytest.raises(bpe.UserError, match="template needs the folder nanoeuler_parts; put it"):
+        ne.prompt_ids("a", {"kind": "chat", "template": "{{ messages }}"},
+                      bpe.train(b"", 259, bpe.SPECIALS))
+
+
 def test_a_decoder_with_auxiliary_heads_reads_head_0(python, monkeypatch):
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
     for tied in False, True:
@@ -268,6 +274,9 @@ def test_wrong_arguments_are_rejected_before_the_work(tmp_path, capsys):
     assert ne.plain_main(["train", "--data", str(ROOT / "data/shakespeare.txt"), "--steps",
                           "0"]) == 2
     assert "--steps: expected 1 or more, found 0" in capsys.readouterr().err
+    assert ne.plain_main(["train", "--steps", "1", "--data", str(ROOT / "bpe.py"), "--out",
+                          __file__]) == 2
+    assert f"{__file__} exists; name another file with --out, or" in capsys.readouterr().err
     for value, word in (("-0.1", "--temperature"), ("inf", "--temperature"), ("0", "no.bin")):
         assert ne.plain_main(["generate", "a", str(tmp_path / "no.bin"), "--temperature",
                               value]) == 2

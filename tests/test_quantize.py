@@ -306,6 +306,10 @@ def test_the_file_of_a_run_is_not_replaced(verb, checkpoint, tmp_path, capsys):
         for name in out, link:
             refused(capsys, verb, source, name, "--force",
                     words=["another run is writing", "let it end, or choose another name"])
+    (tmp_path / ".run.bin.lock").mkdir()     # a run could not save there either
+    refused(capsys, verb, source, out, "--force",
+            words=[f"cannot write {out}: ", ".lock: Is a directory; choose another name"])
+    (tmp_path / ".run.bin.lock").rmdir()
     assert out.read_bytes() == before
     run(verb, source, out, "--force")
     assert out.read_bytes() != before and not [*tmp_path.glob(".*")]

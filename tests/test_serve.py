@@ -650,6 +650,7 @@ def test_some_seconds_of_64_clients_half_of_whom_leave(seconds, file, tmp_path):
     ("completions", {"prompt": [[]]}, "no token"),
     ("completions", {"prompt": [1, "a"]}, "a list of token ids"),
     ("completions", {"prompt": 5}, "a list of token ids"),
+    ("completions", {"prompt": [["a"]]}, "a list of token ids"),
     ("completions", {"prompt": [512]}, "0 to 511"), ("completions", {"prompt": [-1]}, "0 to 511"),
     ("completions", {"prompt": [True]}, "a list of token ids"),
     ("completions", {"prompt": [1 << 80]}, "0 to 511"),
@@ -692,6 +693,8 @@ def test_some_seconds_of_64_clients_half_of_whom_leave(seconds, file, tmp_path):
     ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "tools"),
     ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
      "needs logprobs"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1,
+                          "max_completion_tokens": 2}, "max_completion_tokens differ; send one"),
     ("chat/completions", {"messages": [{"role": "user", "content": "x y " * 99}]}, "context")])
 def test_a_wrong_request_is_refused_with_a_reason(at, path, body, words):
     status, _, said = post(at, f"/v1/{path}", body)
@@ -765,7 +768,9 @@ def test_wrong_addresses_methods_and_types(at):
         "/v1/nothing does not exist on this server")
     assert send(at, "GET", "/../../etc/passwd")[0] == 404
     assert send(at, "GET", "/api/run?name=../secret.jsonl")[0] == 404
-    assert send(at, "GET", "/api/run?name=x&from=-1")[0] == 400
+    for start in "-1", "%C2%B2", "1" * 16:   # a superscript 2 is a digit
+        status, _, said = send(at, "GET", f"/api/run?name=x&from={start}")
+        assert status == 400 and "expected a position in bytes" in said["error"]["message"]
     assert send(at, "GET", "/v1/models/other")[2]["id"] == "little"      # the only model
     status, _, said = post(at, "/v1/completions", {"prompt": "a"}, **{"content-type": "text/plain"})
     assert status == 415 and "application/json" in said["error"]["message"]

@@ -29,6 +29,7 @@ from nanoeuler_parts.machine.kernels import Compiled, in_cache, wait_for
 from nanoeuler_parts.machine.threads import cpu_quota, most_memory, most_threads, physical_cores
 from nanoeuler_parts.runs.guards import need_memory
 from nanoeuler_parts.tuning.examples import prompt_of
+from nanoeuler_parts.tuning.lora import SftLora
 
 pytestmark = pytest.mark.cli
 PROGRAMS = ("bpe.py", "nanoeuler.py", "nanoeuler_cuda.py")
@@ -531,9 +532,17 @@ def test_a_small_container_gets_small_batches_and_models(monkeypatch):
     monkeypatch.setattr(ne, "most_memory", lambda: 64e6)
     assert 1 <= model.micro_batch(16) < usual and model.micro_batch(16, asked=9) == 9
     need_memory(cfg)
-    monkeypatch.setattr(ne, "most_memory", lambda: 1e6)
+    SftLora.need_memory(cfg)
+    monkeypatch.setattr(ne, "most_memory", lambda: 5e5)
     with pytest.raises(ne.UserError, match="container has 0.0 GiB; choose a smaller --n-layer"):
         need_memory(cfg)
+    with pytest.raises(ne.UserError, match="container has 0.0 GiB; use a smaller model"):
+        SftLora.need_memory(cfg)
+
+
+def test_numba_without_its_compiler_is_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    refused(capsys, "list", words=["NUMBA_DISABLE_JIT is set, but", "compiler; unset it"])
 
 
 def test_load_uses_no_more_threads_than_it_may(checkpoint, monkeypatch):

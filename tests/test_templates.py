@@ -524,6 +524,16 @@ def test_special_tokens_of_a_template(monkeypatch):
         chat_ids("{{ it }}", HELLO[:1], STATE, two)
 
 
+def test_messages_that_other_letters_cannot_stand_for_are_rejected(tokenizer, monkeypatch):
+    """A message with such a letter, and more messages than there are letters"""
+    with pytest.raises(ne.UserError, match="rephrase them"):
+        chat_ids(TEMPLATES["llama_3"], [("user", f"a{jinja.PROBES[0]}")], STATE, tokenizer)
+    assert chat_ids(TEMPLATES["llama_3"], HELLO, STATE, tokenizer)
+    monkeypatch.setattr(jinja, "PROBES", jinja.PROBES[:len(HELLO) - 1])
+    with pytest.raises(ne.UserError, match="rephrase them, start over with /reset"):
+        chat_ids(TEMPLATES["llama_3"], HELLO, STATE, tokenizer)
+
+
 @pytest.mark.parametrize("name, template, said", [
     # it counts: what is shown of the words is as long as nothing, and stands for its own token
     ("[/INST]", "{% for m in messages %}{% if m.content | length > 9 %}{{ '[/INST]' }}{% endif %}"

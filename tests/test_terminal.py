@@ -128,6 +128,7 @@ def test_leaving(line, chat):
 @pytest.mark.parametrize("line, words", [
     ("/rest", "unknown command /rest (did you mean /reset?); /help lists the commands, //rest"),
     ("/sing 0", "unknown command /sing; /help"), ("/sing\nit", "unknown command /sing; /help"),
+    ("/history", "expected a conversation, found no messages; ask a question first"),
     ("/reset now", "/reset: expected nothing after it, found 'now'")])
 def test_commands_with_errors(line, words, chat):
     c = chat()
@@ -535,3 +536,5 @@ def test_a_closed_input_is_an_error(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(ne.UserError, match="chat reads standard input, but it is closed"):
         verbs.chat()
+    with pytest.raises(ne.UserError, match="prompt on standard input, but it is closed; give"):
+        verbs.prompt_text("-")

@@ -180,6 +180,10 @@ def test_a_word_that_is_a_token_needs_no_merges():
     root["model"]["ignore_merges"] = False
     with pytest.raises(bpe.UserError, match="no merge makes the token"):
         tokenizer_of(root)
+    root["model"]["vocab"]["\u2603"] = root["model"]["vocab"].pop("Ġqqq")       # of no bytes
+    root["model"]["ignore_merges"] = True
+    with pytest.raises(bpe.UserError, match="no merge makes the token '\u2603'"):
+        tokenizer_of(root)
 
 
 def test_the_removed_pattern_is_the_isolated_one():
@@ -339,6 +343,8 @@ def test_a_symbol_of_sentencepiece_has_no_blank_after_it():
     (model_file([("a", 0.0, 1)], trainer=field(3, 1)), "model type is 1"),
     (model_file([("a", 0.0, 1)], normalizer=b""), "normalizes"),
     (model_file([("a", 0.0, 1)], normalizer=field(4, 0) + field(2, b"x")), "normalizes"),
+    (model_file([("a", 0.0, 1)], normalizer=field(4, 0) + field(5, 0)), "normalizes"),
+    (model_file([("a", 0.0, 1)], trainer=field(3, 2) + b"\xc0\1\1"), "writes blanks after words"),
     (model_file([("a", float("nan"), 1)]), "finite"),
     (model_file([("a", 0.0, 1)] * 2), "same name")])
 def test_a_bad_model_gives_one_line(data, words):
@@ -524,11 +530,28 @@ def test_other_blanks_are_rejected():
     root["normalizer"]["normalizers"].append({"type": "NFKC"})
     rejected(root, "replaces blanks")
     rejected({**pieces("always"), "normalizer": {"type": "Prepend", "prepend": "_"}}, "replaces")
+    rejected({**pieces("Gemma"), "normalizer": None}, "expected a normalizer or a pre_tokenizer")
+    rejected({**pieces("never"), **metaspace("last")}, "Metaspace or none, found")
+    rejected({**pieces("Llama 2"), "pre_tokenizer": metaspace("first")["pre_tokenizer"]},
+             "Metaspace or none, found")
     rejected(pieces("Llama 2", dropout=0.5), "dropout")
     rejected(pieces("split", ignore_merges=True), "without splits")
 
 
-def test_bpe_alone_names_the_missing_folder(tmp_path):
+def test_other_tokens_and_merges_are_rejected(monkeypatch):
+    root = pieces("Llama 2")
+    vocab, merges, n = root["model"]["vocab"], root["model"]["merges"], len(trained_pieces()[0])
+    for changed, words in (
+            (dict(vocab={**vocab, "": n}), "a token has an empty name"),
+            (dict(vocab={**vocab, "new": 5}), f"the ids of {n + 1} tokens to be 0 to {n}, each"),
+            (dict(merges=[*merges, merges[0]]),
+             f"unique merges, found {len(merges)} unique ones among {len(merges) + 1}")):
+        rejected({**root, "model": {**root["model"], **changed}}, words)
+    monkeypatch.setattr(bpe, "MAX_VOCAB", len(merges))
+    rejected(root, f"expected at most {len(merges) - 1} merges, found {len(merges)}")
+
+
+def test_bpe_alone_names_the_missing_folder(tmp_path, monkeypatch):
     (tmp_path / "bpe.py").write_bytes((ROOT / "bpe.py").read_bytes())
     (tmp_path / "t.json").write_text(byte_level(QWEN2).to_str(), encoding="utf-8")
     said = subprocess.run([sys.executable, "-S", "-c", "import sys; sys.path[:0] = sys.argv[1:]; "
@@ -536,6 +559,8 @@ def test_bpe_alone_names_the_missing_folder(tmp_path):
                            *(p for p in sys.path if "site-packages" in p)],
                           cwd=tmp_path, capture_output=True, text=True)
     assert "needs the folder nanoeuler_parts" in said.stderr.splitlines()[-1]
+    monkeypatch.setitem(sys.modules, "nanoeuler_parts.tokenizers.families", None)
+    rejected(pieces("Llama 2"), "needs the folder nanoeuler_parts; put it beside bpe.py")
 
 
 def test_the_program_bpe_uses_the_families(tmp_path):
@@ -754,6 +779,8 @@ FORMS = {                    # changes of a tokenizer.json, and words of the lin
     "another normalizer": (lambda r: r.update(normalizer={"type": "NFKC"}), "NFC or none"),
     "other words": (lambda r: r["pre_tokenizer"]["pretokenizers"][1].update(use_regex=True),
                     "without a pattern"),
+    "a blank before it": (lambda r: r["pre_tokenizer"]["pretokenizers"][1].update(
+        add_prefix_space=True), "without a prefix space"),
     "a byte too few": (lambda r: (r["model"]["vocab"].pop("\u00ff"), r["added_tokens"].clear()),
                        "expected a token for each byte"),
     "ids above the limit": (lambda r: (r["model"]["vocab"].update(zz=1 << 30),
@@ -782,6 +809,8 @@ def test_what_begins_with_the_first_token(tmp_path):
     first = speaker.ids_to_read("to be")
     "".join(speaker.answer_pieces(first))
     assert first[0] == bos and bos not in speaker.ids_to_read(" or")[1:]
+    with pytest.raises(ne.UserError, match="no token"):
+        speaker.ids_to_read("")
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("to be", encoding="utf-8")
     corpus = Corpus([str(tmp_path / "*.txt")], ["text"], "", 0.0001)

@@ -407,7 +407,8 @@ class Compiler:
         parts = []                           # (schema, where), which hold as well
         if "$ref" in plain:
             name = plain.pop("$ref")
-            need(name not in self.following, f"{where}: {name} contains itself")
+            need(name not in self.following, f"{where}: {name} contains itself without an object "
+                 f"or array between; expected a schema that ends")
             self.following.append(name)
             parts.append(self.flat(self.at(name, where), name))
             self.following.pop()

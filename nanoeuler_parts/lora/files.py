@@ -128,7 +128,6 @@ def settings_in(folder):
     path = os.path.join(folder, CONFIG)
     need_folder(folder)
     with reading(path, NOT_ADAPTER):
-        need(os.path.isfile(path), "expected a regular file")
         config = parse_json(read_bytes(path))
         need(isinstance(config, dict), f"expected an object, found {config!r:.40}")
         for name, values in COMPUTED.items():
@@ -230,7 +229,8 @@ def read_run(path):
     """The RunFile of a path"""
     with reading(path, "name the folder of a run of `sft --lora`"):
         meta, tensors = map_tensors(path, ("F32", "F64"))
-        need(meta.get("format") == FORMAT and meta.get("sha256"), "expected a run with LoRA")
+        need(meta.get("format") == FORMAT, "expected a run with LoRA")
+        need("sha256" in meta, "it has no checksum; the file is damaged")
         try:
             cfg = Config(**json.loads(meta["config"])).check()
             lora = Lora(**json.loads(meta["lora"]))

@@ -107,7 +107,7 @@ def options_in(run, out, state):
         options = run.Options(**settings).check()
     optimizer = stored.get("optimizer", "adamw")
     need("optimizer" in has or optimizer == "adamw",
-         f"{out} was trained with {optimizer}, which this program lacks; resume with nanoeuler.py")
+         f"{out} was trained with {optimizer}, but {run.verb} learns with AdamW; {NEW_RUN}")
     return options
 
 def asked_for(chosen, preset, start, old):

@@ -130,7 +130,7 @@ def in_old_words(cutting):
     return dict(type="Sequence", pretokenizers=steps) if is_gpt2 else cutting
 
 def pattern_of(cutting):
-    """The regular expression of a pre_tokenizer, if it is one of PATTERNS"""
+    """The regular expression of a pre_tokenizer with a step ByteLevel, if it is one of PATTERNS"""
     steps = steps_of(cutting, "pretokenizers")
     need(len(steps) == 2 and steps[0].get("type") == "Split",
          f"expected the pre_tokenizer to be one Split and then ByteLevel, found "
@@ -141,7 +141,7 @@ def pattern_of(cutting):
     pattern = pattern.get("Regex") if isinstance(pattern, dict) else None
     need(isinstance(pattern, str) and pattern in PATTERNS, f"expected the pattern of GPT-2, Llama "
          f"3, Qwen2 or GPT-4o, found {str(pattern or split.get('pattern')):.60}")
-    need(behavior in (("Isolated", False), ("Removed", True)) and words.get("type") == "ByteLevel"
+    need(behavior in (("Isolated", False), ("Removed", True))
          and not words.get("use_regex", True) and not words.get("add_prefix_space", True),
          f"expected the pattern Isolated and then ByteLevel without a prefix space and without a "
          f"pattern, found {json.dumps(cutting):.300}")

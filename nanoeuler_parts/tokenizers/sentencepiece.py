@@ -151,8 +151,10 @@ class PieceTokenizer(bpe.Tokenizer):
         self.check_begins()
         self.vocab_size = len(names)
         self._pairs = [tuple(m.split(" ") if isinstance(m, str) else m) for m in model["merges"]]
-        need(len(set(self._pairs)) == len(self._pairs) < bpe.MAX_VOCAB,
-             f"expected up to {bpe.MAX_VOCAB - 1} unique merges, found {len(self._pairs)}")
+        n = len(self._pairs)
+        need(len(set(self._pairs)) == n,
+             f"expected unique merges, found {len(set(self._pairs))} unique ones among {n}")
+        need(n < bpe.MAX_VOCAB, f"expected at most {bpe.MAX_VOCAB - 1} merges, found {n}")
         id_of = self._ids
         self.merges = [(id_of[left], id_of[right]) for left, right in self._pairs]
         made = [left + right for left, right in self._pairs]
