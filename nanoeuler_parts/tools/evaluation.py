@@ -56,8 +56,8 @@ class EvalOptions(Sampling):
     truncate: bool = setting(False, 0, 0, "drop the first tokens of prompts that exceed the "
                              "context")
     field: list = field(default_factory=list, metadata={
-        "help": "for --data, NAME: the field or column that holds a document in .jsonl and .parquet,"
-                " by default text; several names with commas: the first one found.  For "
+        "help": "for --data, NAME: the field or column with a document in .jsonl and .parquet, by "
+                "default text; several names with commas: the first one found.  For "
                 "--questions, NAME=COLUMN: the column that holds a field, as in "
                 "instruction=question; may be given several times",
         "metavar": "NAME"})
