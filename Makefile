@@ -42,7 +42,7 @@ endif
 all: $(RUN_DEPS)  ## install and compile the kernels
 	$(PY) nanoeuler.py compile
 
-train: $(RUN_DEPS)  ## learn Shakespeare (3 minutes), or continue, or say that it is done
+train: $(RUN_DEPS)  ## learn Shakespeare (3 minutes), or continue, or report that it is complete
 	$(PY) nanoeuler.py train $(call resume,$(OUT)) --out $(OUT) $(ARGS)
 
 sft: $(RUN_DEPS)  ## teach the model of `train` to answer (4 minutes); writes nanoeuler_chat.bin
@@ -80,7 +80,7 @@ test test-all: export OPENBLAS_NUM_THREADS := 1
 test: $(TEST_DEPS)  ## everything that can be proved without a GPU
 	$(PY) -m pytest $(PARALLEL) -m 'not slow' $(ARGS)
 
-test-all: $(TEST_DEPS)  ## `test`, and what takes minutes and seldom finds anything
+test-all: $(TEST_DEPS)  ## `test`, and slow tests that seldom find anything
 	$(PY) -m pytest $(PARALLEL) $(ARGS)
 
 smoke: $(TEST_DEPS)  ## for another Python: compile, ten steps, the tests of the ops
@@ -132,7 +132,7 @@ model: $(GPU_DEPS)  ## rebuild the bundled model on a GPU, in parts of nine minu
 		test $$code -eq 3 || exit $$code; \
 	done
 
-release: $(RELEASE_DEPS)  ## the model in the box for others, with its card and checksums, in dist/
+release: $(RELEASE_DEPS)  ## pack the bundled model for others, with its card and checksums, in dist/
 	$(PY) bench/release.py $(if $(filter file,$(origin MODEL)),,$(MODEL)) $(ARGS)
 
 help:  ## this list

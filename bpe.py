@@ -1238,12 +1238,16 @@ def parser():
     parser = argparse.ArgumentParser(description="Byte-level BPE tokenizer.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("verb", choices=["train", "encode", "decode"],
-                        help="learn from text, turn text into decimal ids, or ids into text")
-    parser.add_argument("file", nargs="?", default="-", help="input, - for standard input")
-    parser.add_argument("--vocab-size", type=int, default=4096, help="bytes, merges, specials")
-    parser.add_argument("--tokenizer", default="tokenizer.json", help="written by train, read by "
-                        "the others: a .json file, or a directory for vocab.json, merges.txt")
-    parser.add_argument("--force", action="store_true", help="train replaces a tokenizer")
+                        help="train: learn a tokenizer from text; encode: turn text into decimal "
+                        "ids; decode: turn ids into text")
+    parser.add_argument("file", nargs="?", default="-", help="input file; -: standard input")
+    parser.add_argument("--vocab-size", type=int, default=4096, help="for train: "
+                        "largest vocabulary, in tokens: 256 bytes, merges and special tokens")
+    parser.add_argument("--tokenizer", default="tokenizer.json", help="file that train "
+                        "writes and the other verbs read: a .json file, or a directory with "
+                        "vocab.json and merges.txt")
+    parser.add_argument("--force", action="store_true", help="for train: replace an "
+                        "existing tokenizer")
     return parser
 
 def main():

@@ -249,11 +249,13 @@ def check_case(case, seed, plain=False):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-                                     description="every gradient against central differences")
-    parser.add_argument("--seed", type=int, default=1, help="of weights, tokens and masks")
+                                     description="compare gradients with central differences")
+    parser.add_argument("--seed", type=int, default=1, help="random seed of the weights, "
+                        "tokens and masks")
     parser.add_argument("--plain", action="store_true", help="check Part I of nanoeuler.py, which "
-                        "runs alone, in place of the code that trains")
-    parser.add_argument("--quick", action="store_true", help="the first case and one seed only")
+                        "also runs without nanoeuler_parts, instead of the code that trains")
+    parser.add_argument("--quick", action="store_true", help="check only the first model, with one "
+                        "seed")
     args = parser.parse_args(argv)
     began = time.perf_counter()
     if not args.plain:

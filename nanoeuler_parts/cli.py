@@ -153,7 +153,7 @@ def add_arguments(parser, call, *args, settings=(), shape=()):
         common = COMMON - SELDOM.get(parser.prog.rpartition(" ")[2], set())
         n = sum(not common & {*action.option_strings} for action in flags)
         parser.add_argument("--help-all", action=HelpAll, nargs=0, default=argparse.SUPPRESS,
-                            help=f"show {n} more flags, too, and exit")
+                            help=f"show all flags, {n} more, and exit")
         parser.flags, parser.common = (*parser.flags, "--help-all"), common
         words = [{"?": "[{}]", "*": "[{} ...]"}.get(a.nargs, "{}").format(a.metavar or a.dest)
                  for a in parser._actions if not a.option_strings]

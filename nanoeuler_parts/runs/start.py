@@ -303,7 +303,7 @@ def train_verb(add):
     add(partial(launch_training, Run),
         arg("preset", nargs="?", choices=list(PRESETS), help="size of a new model; omitted: small"),
         arg("--preset", dest="named", choices=list(PRESETS), metavar="PRESET",
-            help="the same as a flag, as nanoeuler_cuda.py has it"),
+            help="size of a new model, given as a flag instead; omitted: small"),
         INIT, out("nanoeuler.bin"), *RUN, settings=fields(TrainOptions), shape=SHAPE)
 
 def launch_training(run, preset=None, data=(), named=None, **chosen):

@@ -56,9 +56,10 @@ class EvalOptions(Sampling):
     truncate: bool = setting(False, 0, 0, "drop the first tokens of prompts that exceed the "
                              "context")
     field: list = field(default_factory=list, metadata={
-        "help": "NAME, of a text: the field or column that holds a document in .jsonl and .parquet,"
-                " by default text; several with commas: the first one found.  NAME=COLUMN, of "
-                "questions: the column that holds a field, as in sft; may be given several times",
+        "help": "for --data, NAME: the field or column with a document in .jsonl and .parquet, by "
+                "default text; several names with commas: the first one found.  For "
+                "--questions, NAME=COLUMN: the column that holds a field, as in "
+                "instruction=question; may be given several times",
         "metavar": "NAME"})
     newlines: str = setting("", 0, 0, "unix: convert Windows line ends (CR LF) to LF and remove a "
                             "byte order mark; empty: keep the text as it is")
