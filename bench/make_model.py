@@ -100,9 +100,9 @@ MIX = "e19c407b20da175956a3dc856c0f4794a16e265d1de0eb50d45c9201cd1cc373"
 WORDNET = ("WordNet 3.0, Copyright 2006 by Princeton University (its license is in "
            "data/README.md)")
 KNOWN = {
-    MIX: "205 MB of English prose. 65 % books in the public domain, 12 % ELTeC novels, 11 % "
-         "OpenStax textbooks (CC BY 3.0, OpenStax, Rice University). 6 % messages of presidents of "
-         "the United States, 3 % the CIA World Factbook, 3 % Shakespeare and Milton.",
+    MIX: "205 MB of English prose. 65% books in the public domain, 12% ELTeC novels, 11% "
+         "OpenStax textbooks (CC BY 3.0, OpenStax, Rice University). 6% messages of presidents of "
+         "the United States, 3% the CIA World Factbook, 3% Shakespeare and Milton.",
     "books.txt": "200 MB of English prose, built by data/get_books.py: books in the public "
                  "domain, ELTeC novels, OpenStax textbooks (CC BY 3.0, OpenStax, Rice University), "
                  "messages of presidents of the United States, the CIA World Factbook. "
@@ -381,7 +381,7 @@ def quoted(text):
 
 
 def percent(x):
-    return f"{100 * x:.2f} %"
+    return f"{100 * x:.2f}%"
 
 
 def command_of(e):
@@ -455,8 +455,9 @@ def card_text(e, wrong=()):
         "| stage | steps | tokens | minutes | held out, bits per byte | settings |",
         "|---|---:|---:|---:|---:|---|"]
     for h in e["history"]:
+        unused = "minutes" if h["options"].get("steps") else ""
         settings = ", ".join(f"{key} {value}" for key, value in h["options"].items()
-                             if value not in (0, 0.0, ""))
+                             if value not in (0, 0.0, "") and key != unused)
         lines.append(f"| {h['stage']} | {h['steps']:,} | {h['tokens']:,} | {h['seconds'] / 60:.1f} "
                      f"| {h['bits_per_byte']:.4f} | {settings} |")
     lines += ["", "The column \"held out\" is the validation at the end of each stage:", "",
@@ -487,7 +488,7 @@ def card_text(e, wrong=()):
               f"The {len(e['everyday'])} conversations of `bench/everyday_prompts.jsonl`, with "
               "greedy answers. The prompts were written before the first training example, and "
               "the training data leaves out every question of theirs that has more than two words. "
-              "Short ones, as *hi*, occur in both.", ""]
+              "Short ones, as *hi*, occur in both. Recipes were compared on these prompts.", ""]
     if wrong:
         lines += [f"{len(e['everyday']) - len(wrong)} of these {len(e['everyday'])} conversations "
                   "are right, by our own reading. The others are marked as wrong: an answer of "
