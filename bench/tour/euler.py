@@ -53,7 +53,7 @@ def drawn(steps, text):
              f'y2="{y(1 / most):.1f}" stroke-dasharray="3 5"/>',
              f'<text x="{LEFT - 8}" y="{y(1 / most) + 4:.1f}" text-anchor="end">1</text>',
              f'<text x="{LEFT - 8}" y="{y(0) + 4}" text-anchor="end">0</text>',
-             f'<text class="p" x="{WIDE - RIGHT + 8}" y="{y(1) + 4}">100 %</text>',
+             f'<text class="p" x="{WIDE - RIGHT + 8}" y="{y(1) + 4}">100%</text>',
              f'<text class="p" x="{WIDE - RIGHT + 8}" y="{y(0) + 4}">0 %</text>',
              f'<text x="{x(0):.0f}" y="{TALL - BOTTOM + 18}" text-anchor="middle">start</text>']
     for i, (name, ratio, _) in enumerate(steps):
@@ -71,9 +71,9 @@ def drawn(steps, text):
     parts += [f'<circle class="knot" cx="{x(i):.1f}" cy="{y(p):.1f}" r="3"/>'
               for i, (_, _, p) in enumerate(steps)]
     parts += [f'<rect class="attention" x="{LEFT}" y="8" width="12" height="12"/>',
-              f'<text x="{LEFT + 18}" y="18">length of the attention step</text>',
+              f'<text x="{LEFT + 18}" y="18">attention step, relative length</text>',
               f'<rect class="swiglu" x="{LEFT + 190}" y="8" width="12" height="12"/>',
-              f'<text x="{LEFT + 208}" y="18">length of the SwiGLU step</text>',
+              f'<text x="{LEFT + 208}" y="18">SwiGLU step, relative length</text>',
               f'<text class="p" x="{LEFT + 380}" y="18">probability of "{text.strip()}", the next '
               f'token</text>',
               f'<text x="{WIDE / 2}" y="{TALL - 8}" text-anchor="middle">'

@@ -66,7 +66,7 @@ def picture():
              text(24, 34, "Time of one training step, shorter is better", "head", "start"),
              box(24, 50, 14, 14, "a", round=2), text(44, 62, "NanoEuler", "", "start"),
              box(140, 50, 14, 14, "peer", round=2),
-             text(160, 62, "the fastest PyTorch that was measured", "", "start")]
+             text(160, 62, "the fastest PyTorch in this number format", "", "start")]
     for i, row in enumerate(found):
         y = TOP + STEP * i
         numbers = row.numbers.replace("; ", "; PyTorch ")
