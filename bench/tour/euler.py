@@ -54,7 +54,7 @@ def drawn(steps, text):
              f'<text x="{LEFT - 8}" y="{y(1 / most) + 4:.1f}" text-anchor="end">1</text>',
              f'<text x="{LEFT - 8}" y="{y(0) + 4}" text-anchor="end">0</text>',
              f'<text class="p" x="{WIDE - RIGHT + 8}" y="{y(1) + 4}">100%</text>',
-             f'<text class="p" x="{WIDE - RIGHT + 8}" y="{y(0) + 4}">0 %</text>',
+             f'<text class="p" x="{WIDE - RIGHT + 8}" y="{y(0) + 4}">0%</text>',
              f'<text x="{x(0):.0f}" y="{TALL - BOTTOM + 18}" text-anchor="middle">start</text>']
     for i, (name, ratio, _) in enumerate(steps):
         if ratio is None:
