@@ -405,14 +405,26 @@ def test_a_run_that_learns_nothing_says_so(base, tmp_path, monkeypatch, capsys):
     assert np.array_equal(before, after)
 
 
-def test_questions_without_answers(base, tmp_path, monkeypatch, capsys):
-    """A reward that does not read `output` needs none; exact does."""
+@pytest.mark.parametrize("name, flags", [
+    ("instruction", ()), ("question", ("--field", "instruction=question"))])
+def test_questions_without_answers(name, flags, base, tmp_path, monkeypatch, capsys):
+    """A reward that does not read `output` needs none, also if some questions have it; exact
+    does."""
     monkeypatch.chdir(copy_of(base, tmp_path))
-    (tmp_path / "asked.json").write_text(json.dumps([{"instruction": e["instruction"]}
-                                                     for e in ADD]), encoding="utf-8")
-    run(*RUN, "--data", "asked.json", "--steps", 2)
-    refused(capsys, *RUN, "--data", "asked.json", "--reward", "exact", "--force",
+    asked = [{name: e["instruction"]} for e in ADD]
+    (tmp_path / "asked.json").write_text(json.dumps([{**asked[0], "output": "3"}, *asked[1:]]),
+                                         encoding="utf-8")
+    run(*RUN, "--data", "asked.json", "--steps", 2, *flags)
+    refused(capsys, *RUN, "--data", "asked.json", "--reward", "exact", "--force", *flags,
             words=["output is missing"])
+
+
+@pytest.mark.parametrize("content", ["[]", '[{"topic": "sums"}]', "[3]"])
+def test_messages_name_the_fields_of_questions(content, base, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    (tmp_path / "asked.json").write_text(content, encoding="utf-8")
+    refused(capsys, *RUN, "--data", "asked.json",
+            words=["(instruction, input, output)", "where output may be missing"])
 
 
 def test_questions_that_are_too_long(base, tmp_path, monkeypatch, capsys):

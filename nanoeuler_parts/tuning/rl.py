@@ -21,7 +21,7 @@ from nanoeuler_parts.runs.options import options_class
 from nanoeuler_parts.runs.run import ESTIMATE, Run
 from nanoeuler_parts.runs.start import launch_any
 from nanoeuler_parts.tuning.examples import (
-    asked_in, columns_of, content_of, held_out, question_hash, read_entries, read_file,
+    asked_in, columns_of, content_of, held_out, question_hash, read_file,
 )
 from nanoeuler_parts.tuning.grpo import advantages, grpo_loss
 from nanoeuler_parts.tuning.rehearsal import AT_ONCE
@@ -141,12 +141,8 @@ class RlRun(Run):
     def read_examples(self):
         """The ExampleFile.  A reward of the user's own may do without `output`."""
         o = self.options
-        if reads_output(o.reward):
-            return read_file(self.path, ["output"], o.field, o.ignore)
-        entries = [entry for _, entry in read_entries(self.path)[0]]
-        given = any(isinstance(e, dict) and {"output", "completion", "messages", "conversations"}
-                    & e.keys() for e in entries) or o.field
-        return read_file(self.path, ["output"] if given else [], o.field, o.ignore)
+        return read_file(self.path, ["output"], o.field, o.ignore,
+                         optional=not reads_output(o.reward))
 
     def split(self):
         """(questions to learn from, held-out questions)"""
