@@ -259,6 +259,21 @@ def test_a_reward_that_fails_is_reported_once(body, words, tmp_path, capsys, mon
             mine.of([EXAMPLE] * 2, ["a", "b"])
 
 
+def test_a_run_shows_how_many_rewards_fail(base, tmp_path, monkeypatch):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    mine = reward_file(tmp_path, "def reward(example, answer):\n"
+                                 "    return 1.0 if len(example['instruction']) % 2 else None\n")
+    said = told(*RUN, "--reward", mine, "--steps", 2, "--updates", 1, "--holdout", 0.4)
+    assert "(no reward)" in said and "(reward nan)" not in said
+    steps = [r["failed"] for r in read_log("nanoeuler_rl.jsonl") if "reward" in r]
+    [last] = re.findall(r"^step +2/2  .* of groups  (\d) of 8 rewards failed", said, re.M)
+    held = next(r for r in read_log("nanoeuler_rl.jsonl") if "val_reward" in r)
+    n, failed = held["questions"], held["val_failed"]
+    assert steps[-1] == int(last) == 4 and 0 < failed < n
+    assert (f"validation reward 1.000 on {n - failed} of {n} held-out questions, {failed} rewards "
+            f"failed\n") in said
+
+
 def test_a_slow_reward_is_noticed_where_nothing_can_interrupt_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(rewards, "SLOWEST", 0.01)
     monkeypatch.setattr(rewards, "limited", lambda seconds: contextlib.nullcontext())

@@ -158,9 +158,13 @@ class Rewards:
     def of(self, examples, answers):
         """The rewards of these answers, a list.  Rejects a function that fails for all of them."""
         found = [self(e, answer) for e, answer in zip(examples, answers)]
+        self.need_one(found)
+        return found
+
+    def need_one(self, found):
+        """Ends the run if the reward failed for all of these answers."""
         need(not all(map(math.isnan, found)), f"the reward {self.name} failed for all of "
              f"{counted(len(found), 'answer')}; correct it")
-        return found
 
 def is_number(x):
     return isinstance(x, numbers.Real | np.bool_) and math.isfinite(x)

@@ -217,8 +217,7 @@ class RlRun(Run):
     def greedy(self, questions):
         """[(Answered, its reward)] with the most probable token at each place"""
         replies = self.answers_to([q.ids for q in questions], [rng_of(1) for _ in questions], 0.0)
-        return [*zip(replies, self.rewards.of([q.example for q in questions],
-                                              [x.answer for x in replies]))]
+        return [(x, self.rewards(q.example, x.answer)) for q, x in zip(questions, replies)]
 
     def sample_batch(self, number):
         """The Samples of a batch of this number.  Its questions and its random numbers follow from
@@ -316,6 +315,10 @@ class RlRun(Run):
         return {"step": s.step, "lr": hyper.lr, "norm": norm, "ms": 1e3 * seconds,
                 "tokens_per_s": self.measures["n_tokens"] / seconds, "n_steps": s.n_steps}
 
+    def measures_in(self, r):
+        failed = f"  {r['failed']:,} of {self.B:,} rewards failed" if r["failed"] else ""
+        return super().measures_in(r) + failed
+
     def planned(self):
         n, updates = super().planned(), self.options.updates
         return n and -(-n // updates) * updates
@@ -329,15 +332,22 @@ class RlRun(Run):
         spread evenly"""
         n = len(self.tested)
         pick = np.linspace(0, n - 1, min(n, most or n)).astype(int)
-        return self.greedy([self.tested[i] for i in pick])
+        found = self.greedy([self.tested[i] for i in pick])
+        self.rewards.need_one([reward for _, reward in found])
+        return found
 
     def measure(self, rows=None):
         """The mean reward of greedy answers to held-out questions; rows: how many, None: all"""
         found = self.rewards_of(rows)
-        self.held_reward = mean_reward(found)
-        self.write(step=self.step, val_reward=self.held_reward, questions=len(found),
+        self.held_reward, n = mean_reward(found), len(found)
+        failed = sum(math.isnan(reward) for _, reward in found)
+        self.write(step=self.step, val_reward=self.held_reward, questions=n, val_failed=failed,
                    val_length=float(np.mean([len(x.tokens) for x, _ in found])))
-        return f"reward {self.held_reward:.3f} on {counted(len(found), self.tested_noun())}"
+        said = f"reward {self.held_reward:.3f} on"
+        if not failed:
+            return f"{said} {counted(n, self.tested_noun())}"
+        return (f"{said} {n - failed:,} of {counted(n, self.tested_noun())}, "
+                f"{counted(failed, 'reward')} failed")
 
     def tested_noun(self):
         return "held-out question" if self.holds_out else "training question"
@@ -381,7 +391,8 @@ class RlRun(Run):
         k = len(self.tested)
         some = [self.tested[(self.step + i) % k] for i in range(min(2, k))]
         return "\n".join(f"> {q.example['instruction']} {q.example['input']}\n{x.answer}\n"
-                         f"(reward {reward:g})" for q, (x, reward) in zip(some, self.greedy(some)))
+                         f"({'no reward' if math.isnan(reward) else f'reward {reward:g}'})"
+                         for q, (x, reward) in zip(some, self.greedy(some)))
 
     # ---- files
     @staticmethod
