@@ -20,7 +20,7 @@ from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.tuning import rewards, rl
 from nanoeuler_parts.tuning.grpo import advantages, grpo_loss, SMALL
 from nanoeuler_parts.tuning.rewards import Rewards
-from nanoeuler_parts.tuning.rl import RlOptions, RlRun
+from nanoeuler_parts.tuning.rl import Question, RlOptions, RlRun
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 RUN = ("rl", "nanoeuler.bin", "--data", "add.json", "--reward", "length", "--steps", 8,
@@ -496,6 +496,19 @@ def test_a_file_of_few_questions_holds_none_out(base, tmp_path, monkeypatch):
     assert "9 for training, none held out" in said and "on 9 training questions" in said
     said = told(*RUN, "--data", "few.json", "--steps", 2, "--holdout", 0.01, "--force")
     assert "8 for training, 1 held out" in said
+
+
+@pytest.mark.parametrize("n, about", [(29, 0), (60, 12), (150, 30), (400, 30), (3000, 150)])
+def test_enough_questions_are_held_out(n, about):
+    """About 30, a fifth of few questions, and 5% of many"""
+    asked = [Question(dict(instruction=f"Add {i} and 1.", input=""), []) for i in range(n)]
+    found = SimpleNamespace(options=RlOptions(), state=ne.State(), questions=asked)
+    found.set_option = lambda name, value: setattr(found.options, name, value)
+    learned, tested = RlRun.split(found)
+    if not about:
+        assert tested is learned and not found.holds_out
+    else:
+        assert abs(len(tested) - about) < 3 * math.sqrt(about) and len(learned) + len(tested) == n
 
 
 def test_minutes_set_the_length(base, tmp_path, monkeypatch):

@@ -65,6 +65,7 @@ class Samples(NamedTuple):
     reference: np.ndarray      # (B', T): -CE under the model at step 0
     measures: dict             # of all B answers, for the log
 
+HELD_OUT, LARGEST_SHARE = 30, 0.2     # questions held out by default, up to this share of all
 WITHOUT_SIGNAL = 10      # batches in a row after which a note says that nothing is learned
 
 class SampledBatches:
@@ -147,8 +148,9 @@ class RlRun(Run):
     def split(self):
         """(questions to learn from, held-out questions)"""
         o, s, n = self.options, self.state, len(self.questions)
-        if not s.text_sha256 and "holdout" not in o.given and n < FEWEST_TO_HOLD_OUT:
-            self.set_option("holdout", 0.0)
+        if not s.text_sha256 and "holdout" not in o.given:
+            more = max(o.holdout, min(LARGEST_SHARE, HELD_OUT / n))
+            self.set_option("holdout", more if n >= FEWEST_TO_HOLD_OUT else 0.0)
         held = [held_out(q.example, o.holdout) for q in self.questions]
         if o.holdout and not any(held):      # hold out one
             hashes = [question_hash(q.example) for q in self.questions]
