@@ -293,9 +293,9 @@ def test_the_alarm_of_a_reward_ends_with_it(tmp_path):
 @pytest.mark.parametrize("body, words", [
     (None, ["mine.py: No such file", "def reward"]),
     ("x = 1\n", ["expected the function reward"]),
-    ("reward = 3\n", ["expected the function reward"]),
-    ("def reward(answer):\n    return 1.0\n", ["reward(example, answer), found another one"]),
-    ("def reward(:\n", ["cannot be run", "SyntaxError"]),
+    ("reward = 3\n", ["expected the function reward", "found 3;"]),
+    ("def reward(answer):\n    return 1.0\n", ["reward(example, answer), found reward(answer);"]),
+    ("\ndef reward(:\n", ["cannot be run", "SyntaxError", "line 2, 'def reward(:'"]),
     ("import nothing_here\n", ["cannot be run", "ModuleNotFoundError"])])
 def test_a_reward_file_that_is_rejected(body, words, base, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(copy_of(base, tmp_path))
@@ -308,6 +308,14 @@ def test_a_reward_file_that_is_rejected(body, words, base, tmp_path, monkeypatch
 def test_an_unknown_reward_is_rejected(base, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(copy_of(base, tmp_path))
     refused(capsys, *RUN, "--reward", "exakt", words=["--reward", "exact, contains", "'exakt'"])
+
+
+def test_all_patterns_are_checked_before_the_run(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    (tmp_path / "asked.jsonl").write_text("".join(
+        json.dumps({**ADD[0], "output": output}) + "\n" for output in (r"\d+", "(3", "4")), "utf-8")
+    refused(capsys, *RUN, "--data", "asked.jsonl", "--reward", "regex",
+            words=["asked.jsonl, line 2", "output is '(3', expected a regular expression"])
 
 
 # ---- the run
@@ -414,7 +422,7 @@ def test_a_run_that_learns_nothing_says_so(base, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert said.count("in 10 batches in a row, all answers of a group had the same reward, such "
                       "as 0.5") == 1
-    assert "was 0.500 before the run and is 0.500 after it; docs/rl.md" in said
+    assert "all sampled answers had the same reward, 0.5, so nothing was learned" in said
     before, after = (ne.read_checkpoint(x, moments=False).flat
                      for x in ("nanoeuler.bin", "nanoeuler_rl.bin"))
     assert np.array_equal(before, after)
@@ -453,9 +461,10 @@ def test_questions_that_are_too_long(base, tmp_path, monkeypatch, capsys):
             words=["none of 1 question", "--tokens"])
 
 
-def test_steps_are_rounded_to_whole_batches(base, tmp_path, monkeypatch):
+def test_steps_and_answers_are_rounded_to_whole_batches(base, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(copy_of(base, tmp_path))
-    run(*RUN, "--steps", 3)
+    run(*RUN, "--steps", 3, "--batch", 4, "--group", 8)
+    assert "note: --batch 4 becomes 8, because" in capsys.readouterr().err
     assert ne.read_checkpoint("nanoeuler_rl.bin").state.step == 4
 
 

@@ -195,9 +195,10 @@ class ExampleFile(NamedTuple):
     digest: str                              # SHA-256
     ignored: list                            # names of fields without effect
 
-def read_file(path, answers, settings=(), ignore=(), optional=False):
+def read_file(path, answers, settings=(), ignore=(), optional=False, check=None):
     """The ExampleFile of a JSON list, of JSON lines, of CSV or of Parquet.
-    settings: --field NAME=COLUMN; ignore: --ignore NAME; optional: may an example lack answers?"""
+    settings: --field NAME=COLUMN; ignore: --ignore NAME; optional: may an example lack answers?
+    check: called with each example, raises an error if it is wrong"""
     entries, digest = read_entries(path)
     expected = forms([] if optional else answers)
     names, columns = {}, columns_of(settings, answers)
@@ -221,6 +222,8 @@ def read_file(path, answers, settings=(), ignore=(), optional=False):
             texts += [text for key in keys for _, text in answered_in(e, key)]
             for text in texts:
                 text.encode()                # fails on a lone surrogate, which is not valid text
+            if check:
+                check(e)
         examples.append(e)
         own = {"instruction", "input", "asked", *answers}
         ignored |= {name: None for name, x in e.items() if name not in own and not is_blank(x)}

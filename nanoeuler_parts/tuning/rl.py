@@ -25,7 +25,7 @@ from nanoeuler_parts.tuning.examples import (
 )
 from nanoeuler_parts.tuning.grpo import advantages, grpo_loss
 from nanoeuler_parts.tuning.rehearsal import AT_ONCE
-from nanoeuler_parts.tuning.rewards import need_reward, reads_output, Rewards
+from nanoeuler_parts.tuning.rewards import need_pattern, need_reward, reads_output, Rewards
 from nanoeuler_parts.tuning.sft import FEWEST_TO_HOLD_OUT, start_argument
 
 class ChecksReward:
@@ -143,7 +143,8 @@ class RlRun(Run):
         """The ExampleFile.  A reward of the user's own may do without `output`."""
         o = self.options
         return read_file(self.path, ["output"], o.field, o.ignore,
-                         optional=not reads_output(o.reward))
+                         optional=not reads_output(o.reward),
+                         check=need_pattern if o.reward == "regex" else None)
 
     def split(self):
         """(questions to learn from, held-out questions)"""
@@ -175,6 +176,9 @@ class RlRun(Run):
         o, n = self.options, len(self.tested)
         held = f"{n:,} held out" if self.holds_out else "none held out"
         steps = o.steps and -(-o.steps // o.updates) * o.updates     # whole batches
+        if self.B != o.batch and not self.state.text_sha256:
+            note(f"--batch {o.batch} becomes {self.B}, because a batch has whole groups of --group "
+                 f"{o.group} answers")
         suited = {"warmup": max(1, steps // 10), "eval_every": max(5, steps // 4)} if steps else {}
         for name in suited.keys() - o.given if not self.state.text_sha256 else ():
             self.set_option(name, min(getattr(o, name), suited[name]))
@@ -195,7 +199,7 @@ class RlRun(Run):
     def __init__(self, *args, **named):
         super().__init__(*args, **named)
         self.reference = self.make_reference()
-        self.n_without_signal = 0
+        self.n_without_signal, self.seen = 0, []         # seen: the lowest and the highest reward
 
     def make_batches(self):
         return SampledBatches(self)
@@ -235,6 +239,8 @@ class RlRun(Run):
         advantage = advantages(rewards, o.scale_rewards)
         signal = advantage.any(1).mean()
         self.count_signal(signal, rewards)
+        self.seen = [*self.seen, np.nanmin(rewards), np.nanmax(rewards)]
+        self.seen = [min(self.seen), max(self.seen)]
         measures = dict(reward=float(np.nanmean(rewards)), signal=float(signal),
                         length=float(np.mean([len(x.tokens) for x in replies])),
                         failed=int(np.isnan(rewards).sum()))
@@ -376,6 +382,10 @@ class RlRun(Run):
     def note_of_end(self):
         """A note if the reward has not risen, or if it was higher before the end"""
         now, (first, best) = self.held_reward, self.state.rewards
+        if now == first and self.seen and self.seen[0] == self.seen[1]:
+            return (f"all sampled answers had the same reward, {self.seen[0]:g}, so nothing was "
+                    f"learned; use a reward that differs between answers, or other questions; "
+                    f"docs/rl.md says what to try")
         if now <= first:
             return (f"the reward on {self.tested_noun()}s was {first:.3f} before the run and is "
                     f"{now:.3f} after it; docs/rl.md says what to try")
