@@ -305,6 +305,18 @@ def test_a_reward_file_that_is_rejected(body, words, base, tmp_path, monkeypatch
     assert "nanoeuler_rl.bin" not in os.listdir()
 
 
+@pytest.mark.parametrize("flags", [(), ("--force",)])
+def test_a_run_that_ends_before_its_first_record_leaves_no_log(flags, base, tmp_path, monkeypatch,
+                                                               capsys):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    if flags:                                # an older run, whose log this one would replace
+        run(*RUN, "--steps", 2)
+    before = sorted(os.listdir())
+    mine = reward_file(tmp_path, "def reward(example, answer):\n    return None\n")
+    refused(capsys, *RUN, "--reward", mine, *flags, words=["failed for all of"])
+    assert sorted(set(os.listdir()) - {"mine.py"}) == before
+
+
 def test_an_unknown_reward_is_rejected(base, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(copy_of(base, tmp_path))
     refused(capsys, *RUN, "--reward", "exakt", words=["--reward", "exact, contains", "'exakt'"])
