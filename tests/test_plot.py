@@ -39,8 +39,9 @@ def test_the_picture_shows_the_numbers_of_the_log(log, tmp_path, monkeypatch):
     curves = {line.get_label(): line.get_xydata() for line in figure.axes[0].lines}
     assert path.startswith(str(tmp_path / "a.png"))      # a temporary file, which is renamed
     assert figure.axes[0].get_ylabel() == "bits per byte"
-    assert np.array_equal(curves[f"{log} bits_per_byte"], [(x, loss(x)) for x in STEPS])
-    assert np.array_equal(curves[f"{log} val_bits_per_byte"], [(x, loss(x) - 1) for x in (50, 100)])
+    assert np.array_equal(curves[f"{log}: bits per byte"], [(x, loss(x)) for x in STEPS])
+    assert np.array_equal(curves[f"{log}: held-out bits per byte"],
+                          [(x, loss(x) - 1) for x in (50, 100)])
     low, high = figure.axes[0].get_ylim()
     assert low <= loss(100) - 1 and high >= loss(1)
 
@@ -69,7 +70,7 @@ def test_only_validation_has_marks_whatever_the_path_says(log, tmp_path, monkeyp
     log = log.rename(tmp_path / "interval.jsonl")
     run("plot", log, "--out", tmp_path / "a.png")
     marks = {line.get_label(): line.get_marker() for line in saved[0].axes[0].lines}
-    assert marks == {f"{log} bits_per_byte": "None", f"{log} val_bits_per_byte": "o"}
+    assert marks == {f"{log}: bits per byte": "None", f"{log}: held-out bits per byte": "o"}
 
 
 def test_every_curve_has_a_letter_of_its_own(log, tmp_path, monkeypatch, capsys):
@@ -175,10 +176,15 @@ def test_a_log_of_rewards_has_an_axis_for_each_measure(log, log_of_rewards, tmp_
     assert [axes.get_ylabel() for axes in saved[0].axes] == labels
     assert [axes.get_ylabel() for axes in saved[1].axes] == ["bits per byte", *labels]
     curves = {line.get_label(): line.get_xydata() for axes in saved[0].axes for line in axes.lines}
-    assert set(curves) == {f"{log_of_rewards} {name}" for name in (
-        "reward", "val_reward", "length", "val_length", "kl", "signal")}
-    assert np.array_equal(curves[f"{log_of_rewards} kl"], [(x, x + 2) for x in STEPS])
-    assert np.array_equal(curves[f"{log_of_rewards} val_reward"], [(0, 0.25)])
+    assert set(curves) == {f"{log_of_rewards}: {name}" for name in (
+        "reward", "held-out reward", "tokens per answer", "held-out tokens per answer", "KL",
+        "signal")}
+    assert np.array_equal(curves[f"{log_of_rewards}: KL"], [(x, x + 2) for x in STEPS])
+    assert np.array_equal(curves[f"{log_of_rewards}: held-out reward"], [(0, 0.25)])
+    *upper, lowest = saved[0].axes
+    assert lowest.get_xlabel() == "step" and not any(axes.get_xlabel() for axes in upper)
+    for axes in saved[0].axes:               # the legend covers no curve
+        assert axes.get_legend().get_window_extent().y0 > axes.get_window_extent().y1
 
 
 def test_rewards_in_the_terminal(log_of_rewards, monkeypatch, capsys):

@@ -20,7 +20,7 @@ from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.tuning import rewards, rl
 from nanoeuler_parts.tuning.grpo import advantages, grpo_loss, SMALL
 from nanoeuler_parts.tuning.rewards import Rewards
-from nanoeuler_parts.tuning.rl import RlOptions, RlRun
+from nanoeuler_parts.tuning.rl import Question, RlOptions, RlRun
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 RUN = ("rl", "nanoeuler.bin", "--data", "add.json", "--reward", "length", "--steps", 8,
@@ -259,6 +259,21 @@ def test_a_reward_that_fails_is_reported_once(body, words, tmp_path, capsys, mon
             mine.of([EXAMPLE] * 2, ["a", "b"])
 
 
+def test_a_run_shows_how_many_rewards_fail(base, tmp_path, monkeypatch):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    mine = reward_file(tmp_path, "def reward(example, answer):\n"
+                                 "    return 1.0 if len(example['instruction']) % 2 else None\n")
+    said = told(*RUN, "--reward", mine, "--steps", 2, "--updates", 1, "--holdout", 0.4)
+    assert "(no reward)" in said and "(reward nan)" not in said
+    steps = [r["failed"] for r in read_log("nanoeuler_rl.jsonl") if "reward" in r]
+    [last] = re.findall(r"^step +2/2  .* of groups  (\d) of 8 rewards failed", said, re.M)
+    held = next(r for r in read_log("nanoeuler_rl.jsonl") if "val_reward" in r)
+    n, failed = held["questions"], held["val_failed"]
+    assert steps[-1] == int(last) == 4 and 0 < failed < n
+    assert (f"validation reward 1.000 on {n - failed} of {n} held-out questions, {failed} rewards "
+            f"failed\n") in said
+
+
 def test_a_slow_reward_is_noticed_where_nothing_can_interrupt_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(rewards, "SLOWEST", 0.01)
     monkeypatch.setattr(rewards, "limited", lambda seconds: contextlib.nullcontext())
@@ -278,9 +293,9 @@ def test_the_alarm_of_a_reward_ends_with_it(tmp_path):
 @pytest.mark.parametrize("body, words", [
     (None, ["mine.py: No such file", "def reward"]),
     ("x = 1\n", ["expected the function reward"]),
-    ("reward = 3\n", ["expected the function reward"]),
-    ("def reward(answer):\n    return 1.0\n", ["reward(example, answer), found another one"]),
-    ("def reward(:\n", ["cannot be run", "SyntaxError"]),
+    ("reward = 3\n", ["expected the function reward", "found 3;"]),
+    ("def reward(answer):\n    return 1.0\n", ["reward(example, answer), found reward(answer);"]),
+    ("\ndef reward(:\n", ["cannot be run", "SyntaxError", "line 2, 'def reward(:'"]),
     ("import nothing_here\n", ["cannot be run", "ModuleNotFoundError"])])
 def test_a_reward_file_that_is_rejected(body, words, base, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(copy_of(base, tmp_path))
@@ -290,9 +305,29 @@ def test_a_reward_file_that_is_rejected(body, words, base, tmp_path, monkeypatch
     assert "nanoeuler_rl.bin" not in os.listdir()
 
 
+@pytest.mark.parametrize("flags", [(), ("--force",)])
+def test_a_run_that_ends_before_its_first_record_leaves_no_log(flags, base, tmp_path, monkeypatch,
+                                                               capsys):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    if flags:                                # an older run, whose log this one would replace
+        run(*RUN, "--steps", 2)
+    before = sorted(os.listdir())
+    mine = reward_file(tmp_path, "def reward(example, answer):\n    return None\n")
+    refused(capsys, *RUN, "--reward", mine, *flags, words=["failed for all of"])
+    assert sorted(set(os.listdir()) - {"mine.py"}) == before
+
+
 def test_an_unknown_reward_is_rejected(base, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(copy_of(base, tmp_path))
     refused(capsys, *RUN, "--reward", "exakt", words=["--reward", "exact, contains", "'exakt'"])
+
+
+def test_all_patterns_are_checked_before_the_run(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    (tmp_path / "asked.jsonl").write_text("".join(
+        json.dumps({**ADD[0], "output": output}) + "\n" for output in (r"\d+", "(3", "4")), "utf-8")
+    refused(capsys, *RUN, "--data", "asked.jsonl", "--reward", "regex",
+            words=["asked.jsonl, line 2", "output is '(3', expected a regular expression"])
 
 
 # ---- the run
@@ -399,20 +434,32 @@ def test_a_run_that_learns_nothing_says_so(base, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert said.count("in 10 batches in a row, all answers of a group had the same reward, such "
                       "as 0.5") == 1
-    assert "was 0.500 before the run and is 0.500 after it; docs/rl.md" in said
+    assert "all sampled answers had the same reward, 0.5, so nothing was learned" in said
     before, after = (ne.read_checkpoint(x, moments=False).flat
                      for x in ("nanoeuler.bin", "nanoeuler_rl.bin"))
     assert np.array_equal(before, after)
 
 
-def test_questions_without_answers(base, tmp_path, monkeypatch, capsys):
-    """A reward that does not read `output` needs none; exact does."""
+@pytest.mark.parametrize("name, flags", [
+    ("instruction", ()), ("question", ("--field", "instruction=question"))])
+def test_questions_without_answers(name, flags, base, tmp_path, monkeypatch, capsys):
+    """A reward that does not read `output` needs none, also if some questions have it; exact
+    does."""
     monkeypatch.chdir(copy_of(base, tmp_path))
-    (tmp_path / "asked.json").write_text(json.dumps([{"instruction": e["instruction"]}
-                                                     for e in ADD]), encoding="utf-8")
-    run(*RUN, "--data", "asked.json", "--steps", 2)
-    refused(capsys, *RUN, "--data", "asked.json", "--reward", "exact", "--force",
+    asked = [{name: e["instruction"]} for e in ADD]
+    (tmp_path / "asked.json").write_text(json.dumps([{**asked[0], "output": "3"}, *asked[1:]]),
+                                         encoding="utf-8")
+    run(*RUN, "--data", "asked.json", "--steps", 2, *flags)
+    refused(capsys, *RUN, "--data", "asked.json", "--reward", "exact", "--force", *flags,
             words=["output is missing"])
+
+
+@pytest.mark.parametrize("content", ["[]", '[{"topic": "sums"}]', "[3]"])
+def test_messages_name_the_fields_of_questions(content, base, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    (tmp_path / "asked.json").write_text(content, encoding="utf-8")
+    refused(capsys, *RUN, "--data", "asked.json",
+            words=["(instruction, input, output)", "where output may be missing"])
 
 
 def test_questions_that_are_too_long(base, tmp_path, monkeypatch, capsys):
@@ -426,9 +473,10 @@ def test_questions_that_are_too_long(base, tmp_path, monkeypatch, capsys):
             words=["none of 1 question", "--tokens"])
 
 
-def test_steps_are_rounded_to_whole_batches(base, tmp_path, monkeypatch):
+def test_steps_and_answers_are_rounded_to_whole_batches(base, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(copy_of(base, tmp_path))
-    run(*RUN, "--steps", 3)
+    run(*RUN, "--steps", 3, "--batch", 4, "--group", 8)
+    assert "note: --batch 4 becomes 8, because" in capsys.readouterr().err
     assert ne.read_checkpoint("nanoeuler_rl.bin").state.step == 4
 
 
@@ -469,6 +517,19 @@ def test_a_file_of_few_questions_holds_none_out(base, tmp_path, monkeypatch):
     assert "9 for training, none held out" in said and "on 9 training questions" in said
     said = told(*RUN, "--data", "few.json", "--steps", 2, "--holdout", 0.01, "--force")
     assert "8 for training, 1 held out" in said
+
+
+@pytest.mark.parametrize("n, about", [(29, 0), (60, 12), (150, 30), (400, 30), (3000, 150)])
+def test_enough_questions_are_held_out(n, about):
+    """About 30, a fifth of few questions, and 5% of many"""
+    asked = [Question(dict(instruction=f"Add {i} and 1.", input=""), []) for i in range(n)]
+    found = SimpleNamespace(options=RlOptions(), state=ne.State(), questions=asked)
+    found.set_option = lambda name, value: setattr(found.options, name, value)
+    learned, tested = RlRun.split(found)
+    if not about:
+        assert tested is learned and not found.holds_out
+    else:
+        assert abs(len(tested) - about) < 3 * math.sqrt(about) and len(learned) + len(tested) == n
 
 
 def test_minutes_set_the_length(base, tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ from nanoeuler_parts.files.writing import WriteError
 from nanoeuler_parts.machine.cpu import DTYPE
 from nanoeuler_parts.runs.evaluation import evaluate
 from nanoeuler_parts.runs.guards import note_slow_run, seconds_of_step
-from nanoeuler_parts.runs.run import FEWEST
+from nanoeuler_parts.runs.run import ESTIMATE, FEWEST
 from nanoeuler_parts.runs.options import TrainOptions
 from nanoeuler_parts.runs.run import Run as TextRun
 from nanoeuler_parts.runs.schedule import Schedule
@@ -602,6 +602,7 @@ def test_the_settings_show_the_rate_as_typed_and_as_used(width, said):
 def test_a_sample_is_printed_as_the_text_that_it_is(sample, shown, monkeypatch, capsys):
     run = object.__new__(TextRun)
     run.state, run.progress = ne.State(step=7), SimpleNamespace(count_validation=lambda s: None)
+    run.data = SimpleNamespace(validation=SimpleNamespace(tokens=range(ESTIMATE + 1)))
     for name, value in dict(elapsed=0.0, measure="1.5 bits/byte", sample_text=sample, write=None,
                             compare=None).items():
         monkeypatch.setattr(TextRun, name, lambda self, *a, value=value, **named: value)

@@ -6,12 +6,18 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 
 from bpe import note
 from nanoeuler_parts.files.logs import (
     free_log, keep_aside, log_identity, log_path, open_log, restore_log, STOPPED,
 )
 from nanoeuler_parts.files.sinks import Sinks
+
+def is_empty(fd):
+    """Is it an open regular file without content?"""
+    found = os.fstat(fd)
+    return stat.S_ISREG(found.st_mode) and not found.st_size
 
 class RunLog:
     """The log of one run.     path: its name     pending: its name until the first save, if it is
@@ -71,8 +77,16 @@ class RunLog:
         end = {"step": state.step, "n_steps": state.n_steps, STOPPED: not is_complete}
         self.file.write(json.dumps(end).encode() + b"\n")
 
+    def remove_empty(self):
+        """Removes the log of a run that ends before its first record.  It is still locked, so it
+        is not the log of another run."""
+        if self.file and is_empty(self.file.file.fileno()):
+            with contextlib.suppress(OSError):           # some systems cannot remove an open file
+                os.remove(self.file.path)
+
     def close(self):
         try:
+            self.remove_empty()
             self.closing.close()
         finally:
             self.sinks.close()

@@ -121,8 +121,9 @@ OPTIONS = [
 
     # Data: examples and pairs
     Option("holdout", float, (0, 0.5), {RL: 0.05},
-           "fraction of the questions held out for validation; of fewer than 30 questions, none "
-           "are held out unless this flag is given; 0: none, validate on the training questions"),
+           "fraction of the questions held out for validation; unless this flag is given, fewer "
+           "than 600 questions have about 30 held out, but at most a fifth, and fewer than 30 "
+           "have none; 0: none, validate on the training questions"),
     Option("holdout", float, (0, 0.5), {TUNING: 0.02},
            "fraction of the questions held out for validation; of fewer than 30 examples, none are "
            "held out unless this flag is given; 0: none, validate on the default examples"),

@@ -279,8 +279,9 @@ class Run:
         self.progress.count_validation(self.elapsed() - began)
         self.write(step=s.step, sample=sample)
         said = textwrap.indent(for_terminal(sample.strip("\n")), "    ")
-        print(f"step {s.step:>5}  validation {estimate} (estimate)", *filter(None, [said]),
-              sep="\n", flush=True)
+        is_part = len(self.data.validation.tokens) > ESTIMATE
+        print(f"step {s.step:>5}  validation {estimate}{' (estimate)' if is_part else ''}",
+              *filter(None, [said]), sep="\n", flush=True)
         self.compare(s.bits_per_byte)
 
     def save(self, best=False):
@@ -338,11 +339,15 @@ class Run:
         s = self.state
         return self.plan.n_steps(s.step, s.n_steps, self.elapsed(), self.progress)
 
+    def measures_in(self, r):
+        """The measures of a step, in words; r: its log record"""
+        return self.line.format(**r)
+
     def report(self, r, step_time):
         """Prints the line of a step; r: its log record."""
         s = self.state
         left = int((s.n_steps - s.step) * step_time) if s.n_steps else 0
-        print(f"step {s.step:>5}/{s.n_steps or '?'}  {self.line.format(**r)}  lr {r['lr']:.1e}"
+        print(f"step {s.step:>5}/{s.n_steps or '?'}  {self.measures_in(r)}  lr {r['lr']:.1e}"
               f"  |g| {r['norm']:.2f}  {r['ms']:.0f} ms  {r['tokens_per_s'] / 1e3:.1f}k tok/s  "
               f"ETA {left // 60}:{left % 60:02d}", flush=True)
 

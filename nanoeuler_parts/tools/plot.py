@@ -44,6 +44,14 @@ PANELS = [("bits per byte", ("bits_per_byte", "val_bits_per_byte")),
           ("reward", ("reward", "val_reward")), ("tokens per answer", ("length", "val_length")),
           ("KL, nats per token", ("kl",)), ("share of groups with a signal", ("signal",))]
 
+# The names of curves in a legend; others have that of their value in the log
+CURVE_NAMES = {"bits_per_byte": "bits per byte", "val_bits_per_byte": "held-out bits per byte",
+               "val_reward": "held-out reward", "length": "tokens per answer",
+               "val_length": "held-out tokens per answer", "kl": "KL"}
+
+def curve_name(path, key):
+    return f"{path}: {CURVE_NAMES.get(key, key)}"
+
 class Panel(NamedTuple):
     label: str
     curves: dict                             # (path, key) -> (n, 2): step, value
@@ -80,15 +88,19 @@ def plot(logs, out, force=False):
             plot_terminal(panel, height=20 if len(panels) == 1 else 10)
         return
     need_picture(out, logs, force)
-    figure = Figure(figsize=(8, 5 if len(panels) == 1 else 3 * len(panels)))
-    for axes, panel in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels):
+    figure = Figure(figsize=(8, 5 if len(panels) == 1 else 3 * len(panels)),
+                    layout="constrained")
+    for axes, panel in zip(figure.subplots(
+            len(panels), squeeze=False, sharex=True)[:, 0], panels):
         for (path, key), xy in panel.curves.items():
             marker = "o" if key.startswith("val_") else None
-            axes.plot(xy[:, 0], xy[:, 1], label=f"{path} {key}", marker=marker, linewidth=1)
-        axes.set(xlabel="step", ylabel=panel.label)
+            axes.plot(xy[:, 0], xy[:, 1], label=curve_name(path, key), marker=marker, linewidth=1)
+        axes.set(ylabel=panel.label)
         if panel.label == PANELS[0][0]:
             axes.set(ylim=(panel.low - 0.1, panel.high))
-        axes.legend(framealpha=1)            # opaque, as PostScript cannot do transparency
+        # opaque, as PostScript cannot do transparency; above the axes, where no curve is
+        axes.legend(framealpha=1, loc="lower left", bbox_to_anchor=(0, 1.01), borderaxespad=0)
+    axes.set(xlabel="step")                  # of the lowest panel
     kind = os.path.splitext(out)[1][1:] or "png"         # as `savefig` chooses it
     out = out if os.path.splitext(out)[1] else f"{out}.png"
     try:
@@ -121,7 +133,7 @@ def plot_terminal(panel, width=72, height=20):
     if label != PANELS[0][0]:
         print(f"    {label}")
     for letter, (path, key) in zip(LETTERS, curves):
-        print(f"    {letter}  {printable(path)} {key}")
+        print(f"    {letter}  {printable(curve_name(path, key))}")
 
 def plot_verb(add):
     add(plot, arg("logs", nargs="*", default=["nanoeuler.jsonl"], help="training logs to plot"),

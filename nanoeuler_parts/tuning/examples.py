@@ -1,5 +1,5 @@
-"""Reads training examples for sft and dpo: questions, conversations and preferences, in JSON, CSV
-or Parquet.  Each of these files may be compressed."""
+"""Reads training examples for sft, dpo and rl: questions, conversations and preferences, in JSON,
+CSV or Parquet.  Each of these files may be compressed."""
 import codecs
 import contextlib
 import csv
@@ -15,8 +15,8 @@ from nanoeuler import PROMPT
 from nanoeuler_parts.files.corpora import kind_of, unpacked, unpacking
 from nanoeuler_parts.files.texts import marked_encoding, parse_json, record_lines
 from nanoeuler_parts.tuning.formats import (
-    Advised, as_example, conversation, forms, is_blank, leading_systems, names_of, need_advised,
-    up_to_answer,
+    Advised, as_example, conversation, forms, has_answer, is_blank, leading_systems, names_of,
+    need_advised, up_to_answer,
 )
 
 PROMPT_INPUT = ("Below is an instruction that describes a task, paired with an input that provides "
@@ -195,29 +195,35 @@ class ExampleFile(NamedTuple):
     digest: str                              # SHA-256
     ignored: list                            # names of fields without effect
 
-def read_file(path, answers, settings=(), ignore=()):
+def read_file(path, answers, settings=(), ignore=(), optional=False, check=None):
     """The ExampleFile of a JSON list, of JSON lines, of CSV or of Parquet.
-    settings: --field NAME=COLUMN; ignore: --ignore NAME"""
+    settings: --field NAME=COLUMN; ignore: --ignore NAME; optional: may an example lack answers?
+    check: called with each example, raises an error if it is wrong"""
     entries, digest = read_entries(path)
+    expected = forms([] if optional else answers)
     names, columns = {}, columns_of(settings, answers)
     for place, e in entries:
         with at(f"{path}, {place}"):
-            need(isinstance(e, dict), f"expected an object with the fields {forms(answers)}, found "
+            need(isinstance(e, dict), f"expected an object with the fields {expected}, found "
                  f"{type(e).__name__}")
             names |= dict.fromkeys(e)
     need(entries, f"{path}: expected examples, found none; write JSON with the fields "
-         f"{forms(answers)} into it")
+         f"{expected} into it")
     for name, column in columns.items():
         need(column in names, f"--field {name}={column}: expected one of the fields of {path}, "
              f"{', '.join(map(str, names)):.200}; found none of this name")
     examples, ignored = [], {}
     for place, e in entries:
         with at(f"{path}, {place}"):
-            e = as_example(renamed(e, columns), answers, ignore)
+            e = renamed(e, columns)
+            keys = answers if not optional or has_answer(e) else []
+            e = as_example(e, keys, ignore)
             texts = [e["instruction"], e["input"], *(text for _, text in asked_in(e))]
-            texts += [text for key in answers for _, text in answered_in(e, key)]
+            texts += [text for key in keys for _, text in answered_in(e, key)]
             for text in texts:
                 text.encode()                # fails on a lone surrogate, which is not valid text
+            if check:
+                check(e)
         examples.append(e)
         own = {"instruction", "input", "asked", *answers}
         ignored |= {name: None for name, x in e.items() if name not in own and not is_blank(x)}

@@ -61,14 +61,19 @@ def forms(answers):
     """The accepted forms, for error messages"""
     if answers == ANSWER:
         return "(question, answer), (messages, answer), or a form that sft reads"
-    if len(answers) == 1:
-        return "(instruction, input, output), (prompt, completion), (messages) or (conversations)"
+    if len(answers) < 2:
+        either = "(instruction, input, output), (prompt, completion), (messages) or (conversations)"
+        return either if answers else f"{either}, where output may be missing"
     return ("(instruction, input, chosen, rejected), (prompt, chosen, rejected), (conversations, "
             "chosen, rejected) or (chosen, rejected)")
 
 # ---- fields
 def is_blank(x):
     return x is None or x in ("", [], {})
+
+def has_answer(entry):
+    """Does it have a field that may hold the answer to a question?"""
+    return any(entry.get(name) is not None for name in ANSWER_NAMES["output"])
 
 def take(e, *names):
     """The field that has one of these names, which mean the same.  A blank one counts only if all

@@ -42,6 +42,15 @@ def regex(example, answer):
     """1 if the regular expression in `output` matches a part of the answer, else 0"""
     return float(bool(re.search(expected_in(example), answer)))
 
+def need_pattern(example):
+    """Rejects an example whose field `output` is no regular expression."""
+    pattern = expected_in(example)
+    try:
+        re.compile(pattern)
+    except re.error as e:
+        raise UserError(f"output is {pattern!r:.60}, expected a regular expression "
+                        f"({e})") from None
+
 def length(example, answer):
     """The number of words in the answer"""
     return float(len(answer.split()))
@@ -75,21 +84,29 @@ def function_of(name):
     except (Exception, SystemExit) as e:
         fault = said_by(e, name)
         raise UserError(f"{name}: it cannot be run: {fault}; correct the file") from None
-    need(callable(found) and takes_two(found), f"{name}: expected the function "
-         f"reward(example, answer), found {'another one' if found else 'none'}; write it, such as "
-         f"{EXPECTED}")
+    fault = "" if callable(found) else f"{found!r:.60}" if found is not None else "none"
+    fault = fault or other_signature(found)
+    need(not fault, f"{name}: expected the function reward(example, answer), found {fault}; write "
+         f"it, such as {EXPECTED}")
     return found, digest
 
-def takes_two(function):
-    """Can it be called as function(example, answer)?"""
+def other_signature(function):
+    """The signature of a function that cannot be called as reward(example, answer), else """""
     try:
-        inspect.signature(function).bind(None, None)
+        signature = inspect.signature(function)
+    except ValueError:                       # some functions in C have none: try it
+        return ""
+    try:
+        signature.bind(None, None)
     except TypeError:
-        return False
-    return True
+        return f"reward{signature}"
+    return ""
 
 def said_by(e, name):
     """An exception in words, with the last line of the file `name` that it passed"""
+    if isinstance(e, SyntaxError) and e.filename == name:
+        return printable(f"{type(e).__name__}: {e.msg}, line {e.lineno}, "
+                         f"{(e.text or '').strip()!r}"[:SHOWN])
     lines = [frame.lineno for frame in traceback.extract_tb(e.__traceback__)
              if frame.filename == name]
     where = f", line {lines[-1]}" if lines else ""
@@ -158,9 +175,13 @@ class Rewards:
     def of(self, examples, answers):
         """The rewards of these answers, a list.  Rejects a function that fails for all of them."""
         found = [self(e, answer) for e, answer in zip(examples, answers)]
+        self.need_one(found)
+        return found
+
+    def need_one(self, found):
+        """Ends the run if the reward failed for all of these answers."""
         need(not all(map(math.isnan, found)), f"the reward {self.name} failed for all of "
              f"{counted(len(found), 'answer')}; correct it")
-        return found
 
 def is_number(x):
     return isinstance(x, numbers.Real | np.bool_) and math.isfinite(x)

@@ -21,11 +21,11 @@ from nanoeuler_parts.runs.options import options_class
 from nanoeuler_parts.runs.run import ESTIMATE, Run
 from nanoeuler_parts.runs.start import launch_any
 from nanoeuler_parts.tuning.examples import (
-    asked_in, columns_of, content_of, held_out, question_hash, read_entries, read_file,
+    asked_in, columns_of, content_of, held_out, question_hash, read_file,
 )
 from nanoeuler_parts.tuning.grpo import advantages, grpo_loss
 from nanoeuler_parts.tuning.rehearsal import AT_ONCE
-from nanoeuler_parts.tuning.rewards import need_reward, reads_output, Rewards
+from nanoeuler_parts.tuning.rewards import need_pattern, need_reward, reads_output, Rewards
 from nanoeuler_parts.tuning.sft import FEWEST_TO_HOLD_OUT, start_argument
 
 class ChecksReward:
@@ -65,6 +65,7 @@ class Samples(NamedTuple):
     reference: np.ndarray      # (B', T): -CE under the model at step 0
     measures: dict             # of all B answers, for the log
 
+HELD_OUT, LARGEST_SHARE = 30, 0.2     # questions held out by default, up to this share of all
 WITHOUT_SIGNAL = 10      # batches in a row after which a note says that nothing is learned
 
 class SampledBatches:
@@ -141,18 +142,16 @@ class RlRun(Run):
     def read_examples(self):
         """The ExampleFile.  A reward of the user's own may do without `output`."""
         o = self.options
-        if reads_output(o.reward):
-            return read_file(self.path, ["output"], o.field, o.ignore)
-        entries = [entry for _, entry in read_entries(self.path)[0]]
-        given = any(isinstance(e, dict) and {"output", "completion", "messages", "conversations"}
-                    & e.keys() for e in entries) or o.field
-        return read_file(self.path, ["output"] if given else [], o.field, o.ignore)
+        return read_file(self.path, ["output"], o.field, o.ignore,
+                         optional=not reads_output(o.reward),
+                         check=need_pattern if o.reward == "regex" else None)
 
     def split(self):
         """(questions to learn from, held-out questions)"""
         o, s, n = self.options, self.state, len(self.questions)
-        if not s.text_sha256 and "holdout" not in o.given and n < FEWEST_TO_HOLD_OUT:
-            self.set_option("holdout", 0.0)
+        if not s.text_sha256 and "holdout" not in o.given:
+            more = max(o.holdout, min(LARGEST_SHARE, HELD_OUT / n))
+            self.set_option("holdout", more if n >= FEWEST_TO_HOLD_OUT else 0.0)
         held = [held_out(q.example, o.holdout) for q in self.questions]
         if o.holdout and not any(held):      # hold out one
             hashes = [question_hash(q.example) for q in self.questions]
@@ -177,6 +176,9 @@ class RlRun(Run):
         o, n = self.options, len(self.tested)
         held = f"{n:,} held out" if self.holds_out else "none held out"
         steps = o.steps and -(-o.steps // o.updates) * o.updates     # whole batches
+        if self.B != o.batch and not self.state.text_sha256:
+            note(f"--batch {o.batch} becomes {self.B}, because a batch has whole groups of --group "
+                 f"{o.group} answers")
         suited = {"warmup": max(1, steps // 10), "eval_every": max(5, steps // 4)} if steps else {}
         for name in suited.keys() - o.given if not self.state.text_sha256 else ():
             self.set_option(name, min(getattr(o, name), suited[name]))
@@ -197,7 +199,7 @@ class RlRun(Run):
     def __init__(self, *args, **named):
         super().__init__(*args, **named)
         self.reference = self.make_reference()
-        self.n_without_signal = 0
+        self.n_without_signal, self.seen = 0, []         # seen: the lowest and the highest reward
 
     def make_batches(self):
         return SampledBatches(self)
@@ -221,8 +223,7 @@ class RlRun(Run):
     def greedy(self, questions):
         """[(Answered, its reward)] with the most probable token at each place"""
         replies = self.answers_to([q.ids for q in questions], [rng_of(1) for _ in questions], 0.0)
-        return [*zip(replies, self.rewards.of([q.example for q in questions],
-                                              [x.answer for x in replies]))]
+        return [(x, self.rewards(q.example, x.answer)) for q, x in zip(questions, replies)]
 
     def sample_batch(self, number):
         """The Samples of a batch of this number.  Its questions and its random numbers follow from
@@ -238,6 +239,8 @@ class RlRun(Run):
         advantage = advantages(rewards, o.scale_rewards)
         signal = advantage.any(1).mean()
         self.count_signal(signal, rewards)
+        self.seen = [*self.seen, np.nanmin(rewards), np.nanmax(rewards)]
+        self.seen = [min(self.seen), max(self.seen)]
         measures = dict(reward=float(np.nanmean(rewards)), signal=float(signal),
                         length=float(np.mean([len(x.tokens) for x in replies])),
                         failed=int(np.isnan(rewards).sum()))
@@ -320,6 +323,10 @@ class RlRun(Run):
         return {"step": s.step, "lr": hyper.lr, "norm": norm, "ms": 1e3 * seconds,
                 "tokens_per_s": self.measures["n_tokens"] / seconds, "n_steps": s.n_steps}
 
+    def measures_in(self, r):
+        failed = f"  {r['failed']:,} of {self.B:,} rewards failed" if r["failed"] else ""
+        return super().measures_in(r) + failed
+
     def planned(self):
         n, updates = super().planned(), self.options.updates
         return n and -(-n // updates) * updates
@@ -333,15 +340,22 @@ class RlRun(Run):
         spread evenly"""
         n = len(self.tested)
         pick = np.linspace(0, n - 1, min(n, most or n)).astype(int)
-        return self.greedy([self.tested[i] for i in pick])
+        found = self.greedy([self.tested[i] for i in pick])
+        self.rewards.need_one([reward for _, reward in found])
+        return found
 
     def measure(self, rows=None):
         """The mean reward of greedy answers to held-out questions; rows: how many, None: all"""
         found = self.rewards_of(rows)
-        self.held_reward = mean_reward(found)
-        self.write(step=self.step, val_reward=self.held_reward, questions=len(found),
+        self.held_reward, n = mean_reward(found), len(found)
+        failed = sum(math.isnan(reward) for _, reward in found)
+        self.write(step=self.step, val_reward=self.held_reward, questions=n, val_failed=failed,
                    val_length=float(np.mean([len(x.tokens) for x, _ in found])))
-        return f"reward {self.held_reward:.3f} on {counted(len(found), self.tested_noun())}"
+        said = f"reward {self.held_reward:.3f} on"
+        if not failed:
+            return f"{said} {counted(n, self.tested_noun())}"
+        return (f"{said} {n - failed:,} of {counted(n, self.tested_noun())}, "
+                f"{counted(failed, 'reward')} failed")
 
     def tested_noun(self):
         return "held-out question" if self.holds_out else "training question"
@@ -368,6 +382,10 @@ class RlRun(Run):
     def note_of_end(self):
         """A note if the reward has not risen, or if it was higher before the end"""
         now, (first, best) = self.held_reward, self.state.rewards
+        if now == first and self.seen and self.seen[0] == self.seen[1]:
+            return (f"all sampled answers had the same reward, {self.seen[0]:g}, so nothing was "
+                    f"learned; use a reward that differs between answers, or other questions; "
+                    f"docs/rl.md says what to try")
         if now <= first:
             return (f"the reward on {self.tested_noun()}s was {first:.3f} before the run and is "
                     f"{now:.3f} after it; docs/rl.md says what to try")
@@ -385,7 +403,8 @@ class RlRun(Run):
         k = len(self.tested)
         some = [self.tested[(self.step + i) % k] for i in range(min(2, k))]
         return "\n".join(f"> {q.example['instruction']} {q.example['input']}\n{x.answer}\n"
-                         f"(reward {reward:g})" for q, (x, reward) in zip(some, self.greedy(some)))
+                         f"({'no reward' if math.isnan(reward) else f'reward {reward:g}'})"
+                         for q, (x, reward) in zip(some, self.greedy(some)))
 
     # ---- files
     @staticmethod
