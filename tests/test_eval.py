@@ -304,6 +304,26 @@ def test_wilson_intervals():
 
 
 @cli
+def test_the_mean_reward_of_replies(chat, tmp_path, capsys):
+    """In files of rl, with a reward that fails for one of three questions"""
+    asked = write_lines(tmp_path / "q.jsonl", [
+        dict(q="To be", input="or"), dict(q="Why?"), dict(q="Who?", output="x")])
+    (tmp_path / "mine.py").write_text(
+        "def reward(example, answer):\n"
+        "    return {'To be': 1, 'Why?': 2}[example['instruction']]\n", encoding="utf-8")
+    args = (chat, "--questions", asked, "--field", "instruction=q", "--tokens", 5, "--reward",
+            tmp_path / "mine.py")
+    found = figures(tmp_path, *args)["questions"]
+    assert "mean reward 1.5000 on 2 of 3 questions, 1 reward failed" in capsys.readouterr().out
+    assert (found["reward"]["mean"], found["reward"]["n"], found["reward"]["failed"]) == (1.5, 2, 1)
+    assert [x["reward"] for x in found["results"]] == [1, 2, None]
+    [want] = ne.load(str(chat), temperature=0.0, tokens=5).generate(["To be\n\nor"])
+    assert found["results"][0]["reply"] == want.answer
+    refused(capsys, "eval", chat, "--data", asked, "--reward", "exact", words=["--questions"])
+    refused(capsys, "eval", *args[:5], "--reward", "exact", words=["output is missing"])
+
+
+@cli
 def test_replies_are_those_of_generate(chat, tmp_path, capsys, monkeypatch):
     """At temperature 0, in the chat template, in the order of the file, with choices between"""
     asked = ["To be", "or not", [("system", "Be brief."), ("user", "Why?")]]

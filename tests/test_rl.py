@@ -252,7 +252,7 @@ def test_a_reward_that_fails_is_reported_once(body, words, tmp_path, capsys, mon
     assert math.isnan(mine(EXAMPLE, "abc")) and math.isnan(mine(EXAMPLE, "de"))
     said = capsys.readouterr().err
     assert said.count("note:") == 1 and "de" not in re.findall(r"answer '(.*?)'", said)
-    for word in [*words, "mine.py", "'Add 1 and 2.'", "the answer 'abc'", "left out of its group"]:
+    for word in [*words, "mine.py", "'Add 1 and 2.'", "the answer 'abc'", "nothing is learned"]:
         assert word in said
     if "while" not in body:                  # all of them fail
         with pytest.raises(ne.UserError, match="failed for all of 2 answers"):

@@ -36,6 +36,7 @@ from nanoeuler_parts.tuning.examples import (
 from nanoeuler_parts.tuning.formats import (
     ANSWER, as_example, CONVERSATION, need_advised, NOT_TRAINED, QUESTION,
 )
+from nanoeuler_parts.tuning.rewards import read_for, Rewards
 
 @dataclass
 class EvalOptions(Sampling):
@@ -295,6 +296,14 @@ def read_questions(path, columns={}):
     need(questions, f"{path}: expected questions, found none; {QUESTIONS}")
     return questions, digest
 
+def read_rewarded(path, rewards, columns={}):
+    """[Question] of a file as `rl` reads it, and its SHA-256.  Their records are examples."""
+    chosen = [f"{name}={column}" for name, column in columns.items()]
+    examples, digest, _ = read_for(rewards.name, path, chosen, NOT_TRAINED)
+    prompts = [asked_in(e) if is_conversation(e) else asked_in(e)[0][1] for e in examples]
+    return [Question(f"{path}, question {i}", e, prompt, [], [], "", "")
+            for i, (e, prompt) in enumerate(zip(examples, prompts), 1)], digest
+
 # ---- choices
 def choice_ids(tokenizer, prompt, choice, first):
     """(ids of the context, ids of the continuation), as `TemplateLM.loglikelihood` of lm_eval
@@ -389,8 +398,12 @@ def is_accepted(reply, q):
         return any(text in said for text in answers)
     return said.strip() in [text.strip() for text in answers]
 
-def reply_to(speaker, questions, options):
-    """The result of each of these questions, which are open"""
+def is_correct(reply, q):
+    return {"correct": is_accepted(reply, q)}
+
+def reply_to(speaker, questions, options, judge=is_correct):
+    """The result of each of these questions, which are open.  judge: (reply, Question) -> figures
+    """
     ids, told, results = [], time.perf_counter(), {}
     for q in questions:
         with reading(q.place, CORRECT):
@@ -399,7 +412,7 @@ def reply_to(speaker, questions, options):
         print_template_note(speaker.template)
     pace = Pace()
     for i, [reply] in speaker.answers_to(ids, options, options.batch or 64, pace):
-        results[i] = {"reply": reply.answer, "correct": is_accepted(reply.answer, questions[i])}
+        results[i] = {"reply": reply.answer, **judge(reply.answer, questions[i])}
         if time.perf_counter() - told > MOST_SILENT:
             told = time.perf_counter()
             print(f"{len(results):,} of {counted(len(ids), 'reply')}, {pace}", flush=True)
@@ -467,6 +480,21 @@ def measure_answers(questions, results, show_wrong):
     return {"domains": found, "total": total,
             "results": [{"question": q.record, **x} for q, x in zip(questions, results)]}
 
+def measure_rewards(questions, speaker, options, rewards):
+    """Prints the mean reward of the replies, and returns all figures.  A reward that fails is
+    None."""
+    results = reply_to(speaker, questions, options, lambda reply, q: {
+        "reward": rewards(q.record, reply)})
+    rewards.need_one([x["reward"] for x in results])
+    results = [{**x, "reward": None if math.isnan(x["reward"]) else x["reward"]} for x in results]
+    known = [x["reward"] for x in results if x["reward"] is not None]
+    mean, failed = sum(known) / len(known), len(results) - len(known)
+    said = f", {counted(failed, 'reward')} failed" if failed else ""
+    print(f"mean reward {mean:.4f} on {len(known):,} of {counted(len(results), 'question')}{said}")
+    return {"reward": {"name": rewards.name, "sha256": rewards.sha256, "mean": mean,
+                       "n": len(known), "failed": failed},
+            "results": [{"question": q.record, **x} for q, x in zip(questions, results)]}
+
 def need_new_report(report, sources, force):
     """Rejects a file for the figures that cannot be written, before anything is measured."""
     for source in sources:
@@ -474,18 +502,25 @@ def need_new_report(report, sources, force):
     refuse_overwrite(report, force)
 
 def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, data=(),
-             questions=None, report=None, force=False, adapter=None, **chosen):
+             questions=None, reward=None, report=None, force=False, adapter=None, **chosen):
     """`eval`: measures a model on texts, on questions, or on both."""
     options = settings(**chosen).check()
     need(data or questions, "expected texts or questions; name them with --data or --questions")
+    need(questions or not reward, "--reward: expected --questions beside it, found none; name a "
+         "file of questions")
+    rewards = Rewards(reward) if reward else None
     file = model_to_use(file, place="")
     for name in map(model_path, data):
         need(not (os.path.isfile(name) and begins_as_checkpoint(name)),
              f"{shown_name(name)} is a checkpoint, expected a text; name the checkpoint before "
              f"--data")
     if report:
-        need_new_report(report, [file, *data, *filter(None, [questions])], force)
-    asked, digest = read_questions(questions, options.columns()) if questions else ([], "")
+        need_new_report(report, [file, *data, *filter(None, [questions, reward])], force)
+    asked, digest = [], ""
+    if rewards:
+        asked, digest = read_rewarded(questions, rewards, options.columns())
+    elif questions:
+        asked, digest = read_questions(questions, options.columns())
     speaker = cache(partial(Speaker, file, decoder, options, adapter))
     if data or any(q.choices for q in asked):
         c = read_checkpoint(file, moments=False)
@@ -508,10 +543,13 @@ def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, dat
         found["texts"] = measure_texts(model, texts, T, S, end, options)
     if asked:
         began = time.perf_counter()
-        results = answer_all(asked, model, speaker, c, options)
+        if rewards:
+            measured = measure_rewards(asked, speaker(), options, rewards)
+        else:
+            results = answer_all(asked, model, speaker, c, options)
+            measured = measure_answers(asked, results, options.show_wrong)
         found["questions"] = {"file": questions, "sha256": digest,
-                              "seconds": time.perf_counter() - began,
-                              **measure_answers(asked, results, options.show_wrong)}
+                              "seconds": time.perf_counter() - began, **measured}
     if report:
         found["sha256"] = sha256_of(file)
         text = json.dumps(found, indent=1, ensure_ascii=False)
@@ -526,6 +564,9 @@ EVAL_ARGUMENTS = (
         "train; may be given several times"),
     arg("--questions", type=file_name, help="file of questions, with answers or choices: JSON "
         "lines, JSON, CSV or Parquet, also compressed (.gz, .xz, .bz2, .zst)"),
+    arg("--reward", type=file_name, help="judge the answers to --questions by a reward of rl "
+        "instead: exact, contains, regex, length, or a Python file with the function "
+        "reward(example, answer)"),
     arg("--json", dest="report", type=file_name, help="JSON file to write, with all figures"),
     FORCE)
 

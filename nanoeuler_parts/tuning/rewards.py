@@ -19,7 +19,7 @@ import numpy as np
 
 from bpe import need, note, printable, UserError
 from nanoeuler_parts.files.printing import counted
-from nanoeuler_parts.tuning.examples import answered_in
+from nanoeuler_parts.tuning.examples import answered_in, read_file
 from nanoeuler_parts.tuning.formats import words_of
 
 SLOWEST = 1.0                # seconds of one reward
@@ -64,9 +64,12 @@ def need_reward(name):
          f"{', '.join(BUILT_IN)}, or a Python file with the function reward(example, answer), "
          f"found {name!r:.80}")
 
-def reads_output(name):
-    """Does this reward need the field `output`?  A user's own may do without it."""
-    return name in BUILT_IN and name not in WITHOUT_OUTPUT
+def read_for(name, path, field, ignore):
+    """The ExampleFile of questions for this reward.  Those for a reward of the user's own, and for
+    `length`, need no `output`.     field, ignore: as in `read_file`"""
+    needs_output = name in BUILT_IN and name not in WITHOUT_OUTPUT
+    return read_file(path, ["output"], field, ignore, optional=not needs_output,
+                     check=need_pattern if name == "regex" else None)
 
 # ---- a Python file
 EXPECTED = "def reward(example, answer): return 1.0 if answer == example[\"output\"] else 0.0"
@@ -169,8 +172,9 @@ class Rewards:
     def report(self, fault, example, answer):
         asked = f"{example['instruction']} {example['input']}".strip()
         note(f"the reward {printable(self.name)} {fault}, for the question "
-             f"{asked[:SHOWN]!r} and the answer {answer[:SHOWN]!r}; such an answer is left out of "
-             f"its group, and is neither strengthened nor weakened; further ones are not reported")
+             f"{asked[:SHOWN]!r} and the answer {answer[:SHOWN]!r}; such an answer has no "
+             f"reward, and nothing is learned from it; more of this kind are counted, but not "
+             f"reported")
 
     def of(self, examples, answers):
         """The rewards of these answers, a list.  Rejects a function that fails for all of them."""

@@ -21,11 +21,11 @@ from nanoeuler_parts.runs.options import options_class
 from nanoeuler_parts.runs.run import ESTIMATE, Run
 from nanoeuler_parts.runs.start import launch_any
 from nanoeuler_parts.tuning.examples import (
-    asked_in, columns_of, content_of, held_out, question_hash, read_file,
+    asked_in, columns_of, content_of, held_out, question_hash,
 )
 from nanoeuler_parts.tuning.grpo import advantages, grpo_loss
 from nanoeuler_parts.tuning.rehearsal import AT_ONCE
-from nanoeuler_parts.tuning.rewards import need_pattern, need_reward, reads_output, Rewards
+from nanoeuler_parts.tuning.rewards import need_reward, read_for, Rewards
 from nanoeuler_parts.tuning.sft import FEWEST_TO_HOLD_OUT, start_argument
 
 class ChecksReward:
@@ -125,7 +125,7 @@ class RlRun(Run):
         s.reward_sha256 = self.rewards.sha256
         if s.template == "alpaca":
             s.template = ""
-        examples, self.digest, self.ignored = self.read_examples()
+        examples, self.digest, self.ignored = read_for(o.reward, self.path, o.field, o.ignore)
         self.same_data(self.digest)
         self.ends = ends_of(s, start.tokenizer)
         most, questions = start.cfg.seq_len - o.tokens, []
@@ -138,13 +138,6 @@ class RlRun(Run):
              f"{o.tokens} tokens for an answer in the context of {start.cfg.seq_len}; use fewer "
              f"--tokens, or shorter questions")
         self.learned, self.tested = self.split()
-
-    def read_examples(self):
-        """The ExampleFile.  A reward of the user's own may do without `output`."""
-        o = self.options
-        return read_file(self.path, ["output"], o.field, o.ignore,
-                         optional=not reads_output(o.reward),
-                         check=need_pattern if o.reward == "regex" else None)
 
     def split(self):
         """(questions to learn from, held-out questions)"""
