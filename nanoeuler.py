@@ -1063,8 +1063,8 @@ def clipping(norm, hyper):
 def adamw_update(p, g, m, v, n_decay, hyper, scale):
     """g *= scale,   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
     p -= lr (m' / (sqrt(v') + eps) + weight_decay p),   m' = m / correct1,   v' = v / correct2
-    Loshchilov & Hutter 2019, with decay scaled by lr as in PyTorch; explained in docs/tour/10_adamw.md.  weight_decay acts
-    on the first n_decay entries.  Sets g to zero for the next step.
+    Loshchilov & Hutter 2019, with lr as the factor of the decay; see docs/tour/10_adamw.md.
+    weight_decay acts on the first n_decay entries.  Sets g to zero for the next step.
     p, g, m, v (N,), hyper a Hyper"""
     N = p.size
     blocks = 256
