@@ -78,6 +78,7 @@ def tokens_of(rows):
 MANY_EXAMPLES = 10_000       # encoding these takes two seconds
 
 MOST_NAMES = 8               # in a row of the table
+MOST_EXPECTED = 300          # characters of an expected answer that are shown
 
 def shown(names):
     more = len(names) - MOST_NAMES
@@ -526,11 +527,14 @@ class SftRun(Run):
         return super().where_best_is() if self.holds_out and self.minimizes_bits else ""
 
     def sample_text(self, n):
-        """The greedy answer (temperature 0) to a held-out question."""
+        """A held-out question, the greedy answer (temperature 0), and the beginning of the
+        expected one."""
         data, i = self.data, self.state.step % len(self.data.questions)
         e, [asked, *_] = data.questions[i], self.rows_of(data.questions[i], data.tokenizer)[0]
-        return (f"{data.held} question and the answer:\n> {e['instruction']} {e['input']}\n"
-                f"{self.continuation(n, asked, temperature=0.0)}")
+        expected, *_ = words_of(answered_in(e, self.answers[0]))
+        return (f"{data.held} question:\n> {e['instruction']} {e['input']}\n"
+                f"the model's answer:\n{self.continuation(n, asked, temperature=0.0)}\n"
+                f"the expected answer:\n{expected[:MOST_EXPECTED]}")
 
 def sft_verb(add):
     default = "nanoeuler_chat.bin"
