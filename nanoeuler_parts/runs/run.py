@@ -533,6 +533,11 @@ class Run:
         """The run `out` as the user names it"""
         return out
 
+    @classmethod
+    def shown_anew(cls, out, state):
+        """How to replace a complete run by a new one, in words"""
+        return ", replace --resume with --force"
+
     @staticmethod
     def names_to_talk(out, state):
         """The arguments of `chat` for the model of a run, as the user types them"""
