@@ -104,6 +104,18 @@ class Parser(argparse.ArgumentParser):
                 said = f"{found} is a file; did you mean --data {shlex.quote(found)}?"
         raise UserError(f"{said}; see {self.prog} --help")
 
+    def instead_of_lora(self, name):
+        """What to type instead of an unknown flag --lora..., such as one of other programs"""
+        if "dropout" in name:
+            return "LoRA has no dropout here; drop the flag"
+        if "--lora" in self.flags:
+            return "expected --lora R for the rank, --lora-alpha or --lora-targets"
+        if "--adapter" in self.flags:
+            return ("expected --adapter FOLDER, which uses an adapter; --lora trains one, with "
+                    "train, sft, dpo and rl of nanoeuler.py")
+        return (f"LoRA trains on the CPU, with train, sft, dpo and rl of nanoeuler.py, found "
+                f"{self.prog}")
+
     def need_flags(self, argv):
         """Reports the first unknown flag.  argparse would report the word after the flag instead,
         because it takes that word for a positional argument."""
@@ -117,8 +129,7 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{name}: expected a value, found --")
             if not any(flag.startswith(name) for flag in self.flags):    # a prefix will do
                 if name.startswith("--lora"):
-                    self.error(f"{name}: LoRA trains on the CPU, with train, sft and dpo of "
-                               f"nanoeuler.py, found {self.prog}")
+                    self.error(f"{name}: {self.instead_of_lora(name)}")
                 near = difflib.get_close_matches(name, self.flags, n=1, cutoff=0.7)
                 self.error(f"unknown flag {name}" + "".join(f" (did you mean {x}?)" for x in near))
 

@@ -52,8 +52,18 @@ def checkpoint(default):
 MODEL = arg("file", nargs="?", type=model_name, default=argparse.SUPPRESS,
             help=f"checkpoint to use; {BUNDLED}: the bundled model (default: the newest model in "
                  f"this folder, or else {BUNDLED})")
-ADAPTER = arg("--adapter", type=file_name, metavar="FOLDER", help="folder of a LoRA adapter in "
-              "PEFT's format, made for this model; omitted: none")
+class Once(argparse.Action):
+    """A flag that may be given once"""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        if getattr(namespace, self.dest, None) is not None:
+            raise argparse.ArgumentError(self, f"expected it once, found it again, with {values}; "
+                                               f"drop one")
+        setattr(namespace, self.dest, values)
+
+ADAPTER = arg("--adapter", type=file_name, metavar="FOLDER", action=Once, help="folder of a LoRA "
+              "adapter in PEFT's format, made for this model; on a GPU it is merged into the "
+              "weights while they are read; omitted: none")
 TEXT = arg("prompt", type=as_text, help="text of the prompt; -: read it from standard input")
 FORCE = arg("--force", action="store_true", help="overwrite existing output files")
 RESUME = arg("--resume", action="store_true", help="continue the run saved in --out")

@@ -180,6 +180,7 @@ def rejected(path, folder, *words):
         read_adapter(str(folder), ne.read_checkpoint(str(path)).cfg)
     said = str(error.value)
     assert "\n" not in said and all(word in said for word in words), said
+    assert "name the folder" not in said or "expected a folder with" in said
     return said
 
 
@@ -245,12 +246,22 @@ def test_a_folder_without_files(folder, tmp_path):
     rejected(path, tmp_path / "none", "expected a folder with adapter_config.json, found none")
     for name in WEIGHTS, CONFIG:
         os.rename(adapter / name, tmp_path / name)
-        rejected(path, adapter, name)
+        rejected(path, adapter, name, "missing" if name == WEIGHTS else "found none")
         (adapter / name).mkdir()
         rejected(path, adapter, name)
         (adapter / name).rmdir()
         os.rename(tmp_path / name, adapter / name)
     read_adapter(str(adapter), ne.read_checkpoint(str(path)).cfg)
+
+
+def test_a_model_with_another_number_of_layers_is_rejected(folder):
+    path, adapter = folder
+    cfg = ne.read_checkpoint(str(path)).cfg
+    change(adapter / CONFIG, base_model_name_or_path="their.bin")
+    for n in 1, 3:
+        with pytest.raises(bpe.UserError, match=f"was made for a model with 2 layers, their.bin, "
+                                                f"this model has {n}; use the model"):
+            read_adapter(str(adapter), replace(cfg, n_layer=n))
 
 
 A, B = peft_name(0, "q", "A"), peft_name(0, "q", "B")
@@ -262,7 +273,7 @@ A, B = peft_name(0, "q", "A"), peft_name(0, "q", "B")
     (lambda t: t.clear(), ["it has no tensors"]),
     (lambda t: t.update({"base_model.model.lm_head.lora_A.weight": t[A]}),
      ["base_model.model.lm_head.lora_A.weight, which is none of A and B"]),
-    (lambda t: t.update({peft_name(2, "q", "A"): t[A]}), ["layers.2.self_attn", "of 2 layers"]),
+    (lambda t: t.update({peft_name(2, "q", "A"): t[A]}), ["at least 3 layers, this model has 2"]),
     (lambda t: t.update({A: t[A].T.copy()}), [f"{A} has the shape (8, 2), expected (2, 8)"]),
     (lambda t: t.update({A: t[A][None]}), [f"{A} has the shape (1, 2, 8)"]),
     (lambda t: t.update({A: t[A].astype(np.int8)}), [f"{A} has type I8, expected F32, F16, BF16"]),

@@ -105,7 +105,8 @@ def test_a_model_is_used_with_its_adapter(stored, folder, capsys):
     model = ne.load(file, adapter="ad", temperature=0.0, tokens=12)
     assert model.say(prompt) == answers[1].removesuffix("\n") and model.answers
     assert "with ad" in told("eval", file, "--adapter", "ad", "--questions", "q.json")
-    run("export", file, "hf", "--merge", "ad")
+    said = told("export", file, "hf", "--merge", "ad")
+    assert said.endswith(f"merged the adapter ad into {file}\n")
     run("import", "hf", "merged.bin")
     merged, own = (ne.read_checkpoint(x) for x in ("merged.bin", file))
     assert not np.array_equal(merged.flat[:ne.n_params(merged.cfg)], own.flat)
@@ -126,7 +127,8 @@ def test_the_adapter_knows_its_base(folder, capsys):
     assert "trained on another file" not in capsys.readouterr().err
     run("quantize", "nanoeuler.bin", "small.bin")
     run("generate", "a", "small.bin", "--adapter", "ad", "--tokens", 1)
-    assert "ad was trained on another file than small.bin" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "ad was trained on another file than small.bin" in said and "senseless" in said
     refused(capsys, "generate", "a", "bundled", "--adapter", "ad",
             words=["layers", "use the model that the adapter was made for"])
     os.rename("nanoeuler.bin", "other.bin")
@@ -173,9 +175,11 @@ def test_what_is_refused(folder, capsys):
 def test_the_best_adapter_is_kept(folder, capsys):
     """As an adapter of its own, in the folder of the run, also by a run that is resumed."""
     start = (*SFT, "--lr", 0.1, "--warmup", 0, "--eval-every", 1, "--steps", 6)
-    assert "ad/best" in told(*start, "--keep-best")
+    said = told(*start, "--keep-best")
+    assert "--adapter ad/best\n" in said
     state, best = read_run("ad/run.bin").state, read_adapter("ad/best", read_run("ad/run.bin").cfg)
     assert best.state.step == state.best_step < 6 and {*os.listdir("ad/best")} == {CONFIG, WEIGHTS}
+    assert f"ad/best is the adapter of the best validation, at step {state.best_step}; ad " in said
     run(*start, "--out", "other")
     assert "best" not in os.listdir("other")
     assert np.array_equal(read_run("other/run.bin").flat, read_run("ad/run.bin").flat)
@@ -192,6 +196,21 @@ def test_the_best_adapter_is_kept(folder, capsys):
     os.remove("ad/best")
     run(*more)                               # no validation is better, so there is none to keep
     assert not os.path.exists("ad/best")
+
+
+def test_hints_work_when_they_are_followed(folder, capsys):
+    run(*SFT[:-len(LENGTH)], "--steps", 1)
+    resume = "sft", "--resume", "--out", "ad"
+    said = told(*resume)
+    instead = said.split("replace --resume with ")[1].removesuffix(".\n")
+    assert instead == "nanoeuler.bin --data add.json --lora 4 --force"
+    run("sft", *instead.split(), *resume[2:], "--steps", 1)
+    for lora in (), ("--lora", 4):
+        refused(capsys, *resume[:3], "nothere", *lora,
+                words=["--out names a run to resume: ad (step 1 of 1); "])
+    said = refused(capsys, *SFT, "--data", "none.json", "--out", "new", words=[
+        "none.json: No such", "check the path, or name the training data with --data"])
+    assert "run.bin" not in said
 
 
 def test_an_adapter_is_described(folder):

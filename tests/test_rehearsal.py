@@ -1,7 +1,9 @@
 """Rehearsal: old examples in the steps of sft and dpo, whose questions are asked before and after.
 """
 import json
+import os
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -199,6 +201,44 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(here, capsys):
     after = ne.read_checkpoint("x.bin").state
     assert (after.old_right, after.rehearsed_sha256) == (before.old_right, before.rehearsed_sha256)
     assert "answered right" not in (said := capsys.readouterr().out) and "still right" in said
+
+
+@pytest.mark.parametrize("phase", ["to rehearse", "not rehearsed", "again"])
+def test_ctrl_c_ends_the_old_questions(phase, here, capsys, monkeypatch):
+    """Before step 1, the resumed run has the bits of a whole one, also if the examples that it
+    rehearses are stored already.  The model answers the odd numbers right."""
+    monkeypatch.setattr("nanoeuler_parts.tuning.sft.is_right",
+                        lambda reply, e: e["output"][-2] in "13579")
+    run(*TUNE)
+    whole, said, known = outcome(here, "x"), capsys.readouterr().out, known_in("x.bin")
+    assert 8 <= len(known) < 40
+    assert all(f"\nasking {x}" in said for x in ("48 old questions, to rehearse",
+                                                 "200 old questions that are not rehearsed",
+                                                 "the 200 old questions again"))
+    calls = iter(["to rehearse", "not rehearsed", "again"])
+
+    def signalled(*args, own=rehearsal.greedy_answers):
+        if next(calls) == phase:
+            os.kill(os.getpid(), signal.SIGINT)
+        return own(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nanoeuler_parts.tuning.sft.greedy_answers", signalled)
+        run(*TUNE, "--force")
+    said = capsys.readouterr().out
+    if phase == "again":
+        assert "not all asked again" in said and "x.bin is complete" in said
+    else:
+        assert "stopped at step 0 of 6, and saved" in said
+        assert bool(known_in("x.bin")) == (phase == "not rehearsed")
+        run("sft", "--resume", "--out", "x.bin")
+        assert "still right" in capsys.readouterr().out
+    assert outcome(here, "x").arrays == whole.arrays
+    assert known_in("x.bin") == known
+
+
+def known_in(file):
+    return ne.read_checkpoint(file).state.old_known
 
 
 class StopAt:

@@ -455,8 +455,9 @@ def test_the_sample_is_the_likeliest_answer_up_to_its_end(base, tmp_path, monkey
     monkeypatch.setattr(ne, "generate", lambda decoder, ids, n, rng, sampling, stop: (
         asked.append((n, sampling.temperature, stop)), ids)[1])
     e, = [e for e in ADD if is_held_out(e)][:1]
-    assert run.sample_text(20) == ("a held-out question and the answer:\n"
-                              f"> {e['instruction']} \n{prompt_of(e)}")
+    assert run.sample_text(20) == ("a held-out question:\n"
+                                   f"> {e['instruction']} \nthe model's answer:\n{prompt_of(e)}\n"
+                                   f"the expected answer:\n{e['output']}")
     assert asked == [(20, 0.0, run.tokenizer.specials["</s>"])]
 
 

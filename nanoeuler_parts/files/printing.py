@@ -21,11 +21,13 @@ def print_table(title, rows):
 
 MOST_SILENT = 10     # seconds between printed lines, unless a step takes longer
 
-def with_progress(parts, what):
-    """Yields the parts, and about every MOST_SILENT seconds prints how many are done."""
+def with_progress(parts, what, n=None):
+    """Yields the parts, and about every MOST_SILENT seconds prints how many are done.
+    n: how many there are, if they have no length"""
+    n = len(parts) if n is None else n
     printed = time.perf_counter()            # when the last line was printed
     for i, part in enumerate(parts):
         if time.perf_counter() - printed > MOST_SILENT:
             printed = time.perf_counter()
-            print(f"{printable(what)}: {i:,} of {counted(len(parts), 'part')}", flush=True)
+            print(f"{printable(what)}: {i:,} of {counted(n, 'part')}", flush=True)
         yield part

@@ -2,6 +2,7 @@
 import os
 
 from bpe import need, printable
+from nanoeuler_parts.checkpoint.bundled import shown_name
 from nanoeuler_parts.checkpoint.file import read_checkpoint
 from nanoeuler_parts.files.safetensors import note_large
 from nanoeuler_parts.files.writing import need_another, refuse_overwrite, replacing
@@ -39,6 +40,8 @@ def export(file, folder, gguf, matrices, force, merge=None):
     if folder:
         note_large(f"writing {folder}", c.flat.nbytes)
         export_folder(c, folder)
+    if merge:
+        print(f"merged the adapter {printable(merge)} into {printable(shown_name(file))}")
 
 def export_verb(add):
     add(export, checkpoint("nanoeuler.bin"),

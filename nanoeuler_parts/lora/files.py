@@ -25,6 +25,7 @@ from nanoeuler_parts.checkpoint.file import (
 )
 from nanoeuler_parts.checkpoint.state import State
 from nanoeuler_parts.checkpoint.tensors import named
+from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.files.safetensors import (
     DTYPES, map_tensors, need_finite, need_whole, read_meta, write_tensors,
 )
@@ -40,6 +41,8 @@ LOG = "run.jsonl"
 FORMAT = "nanoeuler-lora"    # of run.bin, in its metadata
 REMEDY = "free space or choose another --out"
 NOT_ADAPTER = "name the folder of a LoRA adapter, as `sft --lora` or PEFT writes it"
+DAMAGED = "restore the file, or use another adapter"
+ITS_MODEL = "use the model that the adapter was made for"
 
 class AdapterFile(NamedTuple):
     """An adapter that was read.  base_sha256: the checksum of its base, "" if PEFT has written it
@@ -127,7 +130,7 @@ def settings_in(folder):
     alpha sqrt(r) is returned."""
     path = os.path.join(folder, CONFIG)
     need_folder(folder)
-    with reading(path, NOT_ADAPTER):
+    with reading(path, DAMAGED):
         config = parse_json(read_bytes(path))
         need(isinstance(config, dict), f"expected an object, found {config!r:.40}")
         for name, values in COMPUTED.items():
@@ -142,21 +145,39 @@ def settings_in(folder):
         need(type(rslora) is bool, f"its use_rslora is {rslora!r:.40}, expected true or false")
     return rank, float(alpha) * (math.sqrt(rank) if rslora else 1.0)
 
+def base_name(folder):
+    """The name of the model in adapter_config.json, "" if there is none"""
+    with reading(os.path.join(folder, CONFIG), DAMAGED):
+        base = parse_json(read_bytes(os.path.join(folder, CONFIG))).get("base_model_name_or_path")
+    return base[:300] if isinstance(base, str) else ""
+
+def need_layers(folder, path, meta, tensors, cfg):
+    """Rejects an adapter for a model with another number of layers.  PEFT may leave layers out;
+    our own adapters, which have a state, have all."""
+    found = [re.search(r"\.layers\.(\d{1,6})\.", name) for name in tensors]
+    n = 1 + max((int(x[1]) for x in found if x), default=0)
+    is_whole, base = "state" in meta, base_name(folder)
+    need(n <= cfg.n_layer and (n == cfg.n_layer or not is_whole), f"{path} was made for a model "
+         f"with {'' if is_whole else 'at least '}{counted(n, 'layer')}{f', {base}' if base else ''}"
+         f", this model has {cfg.n_layer}; {ITS_MODEL}")
+
 def read_adapter(folder, cfg):
     """The AdapterFile of a folder, for a model of this shape.  Every name, shape and number is
     checked.  A layer that the file leaves out is not adapted."""
     rank, alpha = settings_in(folder)
     path = os.path.join(folder, WEIGHTS)
-    with reading(path, NOT_ADAPTER):
-        need(os.path.isfile(path), f"expected {WEIGHTS}, a regular file")
+    with reading(path, DAMAGED):
+        need(os.path.exists(path), "the file is missing")
+        need(os.path.isfile(path), "expected a regular file")
         meta, tensors = map_tensors(path, ("F32", "F16", "BF16"))
         need(tensors, "it has no tensors")
+    need_layers(folder, path, meta, tensors, cfg)
+    with reading(path, f"{ITS_MODEL}, or another adapter"):
         place = {peft_name(l, name, part): name for l in range(cfg.n_layer)
                  for name in PROJECTIONS for part in "AB"}
         unknown = [name for name in tensors if name not in place]
         need(not unknown, f"it has the tensor {''.join(unknown[:1]):.100}, which is none of A and "
-             f"B of the projections {', '.join(PROJECTIONS)} of {cfg.n_layer} layers; use the "
-             f"model that the adapter was made for")
+             f"B of the projections {', '.join(PROJECTIONS)} of {cfg.n_layer} layers")
         of_file = {place[name] for name in tensors}
         lora = Lora(rank, alpha, tuple(name for name in PROJECTIONS if name in of_file))
         flat = aligned((n_entries(cfg, rank),), np.float32)
@@ -165,7 +186,7 @@ def read_adapter(folder, cfg):
             other = re.sub("lora_([AB])", lambda m: f"lora_{'AB'[m[1] == 'A']}", name)
             need(other in tensors, f"it has {name}, but no {other}")
             need(x.shape == views[name].shape, f"{name} has the shape {x.shape}, expected "
-                 f"{views[name].shape}; use the model that the adapter was made for")
+                 f"{views[name].shape}")
             need_whole(x)
             views[name][...] = from_bf16(np.ascontiguousarray(x))
             need_finite(name, views[name])
@@ -187,17 +208,15 @@ class Summary(NamedTuple):
 def summary_of(folder):
     """The Summary of a folder.  Tensors are only counted: `read_adapter` checks their shapes."""
     rank, alpha = settings_in(folder)
-    with reading(os.path.join(folder, CONFIG), NOT_ADAPTER):
-        base = parse_json(read_bytes(os.path.join(folder, CONFIG))).get("base_model_name_or_path")
     path = os.path.join(folder, WEIGHTS)
-    with reading(path, NOT_ADAPTER):
+    with reading(path, DAMAGED):
         meta, tensors = map_tensors(path, ("F32", "F16", "BF16"))
         layers = {name.split(".")[4] for name in tensors if name.count(".") > 4}
         targets = tuple(target for target, (_, name) in PROJECTIONS.items()
                         if any(f".{name}.lora_" in tensor for tensor in tensors))
         state = state_in(meta) if "state" in meta else None
     return Summary(Lora(rank, alpha, targets), sum(x.size for x in tensors.values()), len(layers),
-                   base[:300] if isinstance(base, str) else "", meta.get("base_sha256", ""), state,
+                   base_name(folder), meta.get("base_sha256", ""), state,
                    "sha256" in meta)
 
 def state_in(meta):
@@ -268,8 +287,9 @@ def adapter_for(folder, cfg, file):
     file: the same model in another format is a good base, any other model is not."""
     adapter = read_adapter(folder, cfg)
     if adapter.base_sha256 and adapter.base_sha256 != checksum_of(file):
-        note(f"{folder} was trained on another file than {shown_name(file)}; expected the same "
-             f"model, perhaps in another format")
+        note(f"{folder} was trained on another file than {shown_name(file)}, which works only "
+             f"if both are the same model, in two formats; with any other model, such as one that "
+             f"the adapter is merged into already, the answers may be senseless")
     return adapter
 
 def adapted_params(c, adapter):

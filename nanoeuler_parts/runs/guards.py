@@ -52,7 +52,9 @@ NEW_RUN = "to start a new run, drop --resume and add --out NAME"
 
 def need_data(path, out):
     """Rejects a path that is not a file, before anything is compiled."""
-    remedy = f"name the training data of {out} with --data"
+    remedy = "name the training data with --data"
+    if os.path.exists(out):
+        remedy = f"name the training data of {out} with --data"
     need(path, f"the name of the data file is empty; {remedy}")
     there = "" if os.path.isabs(path) else f" in {os.getcwd()}"
     need(os.path.exists(path), f"{path}: No such file{there}; check the path, or {remedy}")

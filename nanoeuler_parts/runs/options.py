@@ -206,8 +206,11 @@ OPTIONS = [
            "weight of the KL divergence to the model at step 0, per token (estimator k3); 0: none"),
     Option("keep_best", bool, ANY, {RL: False},
            "also save the model with the highest held-out reward, as NAME_best.bin beside "
-           "NAME.bin"),
-    Option("keep_best", bool, ANY, {"train sft t s": False},
+           "NAME.bin; with --lora, its adapter, in the folder NAME/best"),
+    Option("keep_best", bool, ANY, {"train sft": False},
+           "also save the model with the lowest validation loss, as NAME_best.bin beside NAME.bin; "
+           "with --lora, its adapter, in the folder NAME/best"),
+    Option("keep_best", bool, ANY, {"t s": False},
            "also save the model with the lowest validation loss, as NAME_best.bin beside NAME.bin"),
     Option("beta", float, (1e-9, 1e9), {"dpo d": 0.1},
            "strength of the pull towards the reference, the model at step 0; larger: stays closer"),

@@ -59,6 +59,7 @@ class Run:
     against_overfitting = "fewer --steps or --minutes, or more text"
     is_updating = False                      # True while an update changes the parameters
     last_loss = math.inf                     # of the latest step, in nats
+    caught = ()                              # the signals so far that ask the run to stop
 
     def __init__(self, out, start, options, engine=Model):
         """Prepares everything before the first step.  start: a Checkpoint of a run to resume, of a
@@ -452,21 +453,23 @@ class Run:
         return self.continuation(n, prompt) if len(prompt) else ""
 
     def begin(self):
-        """What a new run does before its first step"""
+        """What a new run does before its first step.  Returns whether it was done: False if a
+        signal has ended it, so that a resumed run begins again."""
         if self.validates_first:
             self.validate()
+        return True
 
     # ---- from the first step to the last
     def go(self):
         """Trains from the current step to the last one or Ctrl-C, saves, and prints a summary."""
         s = self.state
         with output_may_fail(), contextlib.closing(self.log), signals_caught() as caught:
+            self.caught = caught
             self.log.begin(s, self.is_resumed)
             self.start_clock()
             try:
-                if s.step == 0:
-                    self.begin()
-                train(self, self.stopping(caught))
+                if s.step > 0 or self.begin():
+                    train(self, self.stopping(caught))
                 complete = self.step >= self.n_steps
                 final = self.final_validation() if complete else ""
                 overdone = self.compare_last() if complete else ""
@@ -534,6 +537,11 @@ class Run:
     def shown(out):
         """The run `out` as the user names it"""
         return out
+
+    @classmethod
+    def shown_anew(cls, out, state):
+        """How to replace a complete run by a new one, in words"""
+        return ", replace --resume with --force"
 
     @staticmethod
     def names_to_talk(out, state):

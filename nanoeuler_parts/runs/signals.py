@@ -1,4 +1,4 @@
-"""Signals that stop a run after its step: Ctrl-C, `kill`, and a terminal that closes."""
+"""Signals that stop a run: Ctrl-C, `kill`, and a terminal that closes."""
 import contextlib
 import os
 import signal
@@ -25,7 +25,7 @@ def signals_caught():
         caught.append(number)
         signal.signal(number, signal.SIG_DFL)
         with contextlib.suppress(OSError):   # no print: the signal may have interrupted one
-            os.write(2, b"\nstopping after this step, and saving; "
+            os.write(2, b"\nstopping soon, and saving; "
                         b"the same signal again stops at once, unsaved\n")
 
     before = {number: signal.signal(number, catch) for number in saving_signals()}

@@ -1,6 +1,7 @@
 """Starting a run: from a preset, from the weights in a file, or from its own checkpoint."""
 import argparse
 import contextlib
+import glob
 import json
 import math
 import os
@@ -12,7 +13,9 @@ from bpe import need, note, printable, reading, UserError
 from nanoeuler import Model, MUON_SETTINGS, need_setting, PRESETS
 from nanoeuler_parts.chat.models import models_in, MOST_MODELS
 from nanoeuler_parts.checkpoint.bundled import beside_program, BUNDLED, shown_name
-from nanoeuler_parts.checkpoint.file import begins_as_checkpoint, Checkpoint, sha256_of
+from nanoeuler_parts.checkpoint.file import (
+    ADAPTER_FILES, begins_as_checkpoint, Checkpoint, sha256_of,
+)
 from nanoeuler_parts.checkpoint.state import State
 from nanoeuler_parts.files.logs import alone
 from nanoeuler_parts.files.printing import counted, names_in
@@ -80,8 +83,9 @@ def runs_to_resume(run, out):
     """The checkpoints in the folder of `out` that --resume of this verb can continue, as text for
     a message.  Only headers are read."""
     folder, found = os.path.dirname(out), []
-    for _, name in sorted(models_in(folder or os.curdir), reverse=True)[:MOST_MODELS]:
-        path = os.path.join(folder, name)
+    if os.path.basename(out) == ADAPTER_FILES[0]:        # a run with LoRA is a folder
+        folder = os.path.dirname(folder)
+    for path, shown in candidates(folder):
         with contextlib.suppress(OSError, UserError, KeyError, TypeError, ValueError,
                                  RecursionError):
             with open(path, "rb") as f:
@@ -90,11 +94,20 @@ def runs_to_resume(run, out):
             options_in(run, path, state)
             if "adamw.m" in tensors:
                 of = f" of {state.n_steps:,}" if state.n_steps else ""
-                found.append(f"{path} (step {state.step:,}{of})")
+                found.append(f"{shown} (step {state.step:,}{of})")
     more = f" and {len(found) - MOST_RUNS:,} more" if len(found) > MOST_RUNS else ""
     if not found:
         return f"there is no run of {run.verb} to resume in this folder"
     return f"--out names a run to resume: {', '.join(found[:MOST_RUNS])}{more}"
+
+def candidates(folder):
+    """[(path, name as the user types it)] of the files in a folder that may be runs: checkpoints,
+    the newest first, and the run.bin of its adapters"""
+    paths = [os.path.join(folder, name)
+             for _, name in sorted(models_in(folder or os.curdir), reverse=True)[:MOST_MODELS]]
+    adapters = glob.glob(os.path.join(glob.escape(folder), "*", ADAPTER_FILES[0]))
+    return [*((path, path) for path in paths),
+            *((path, os.path.dirname(path)) for path in sorted(adapters)[:MOST_MODELS])]
 
 def options_in(run, out, state):
     """The options that the checkpoint of a run stores"""
@@ -234,7 +247,7 @@ def print_more(run, out, s, options, chosen, engine):
     print(f"To train it further, give a longer total, such as\n    "
           f"{typed(engine.program)} {run.verb} --resume --out "
           f"{printable(shlex.quote(run.shown(out)))} {longer}\n"
-          f"To start anew, replace --resume with --force.")
+          f"To start anew{run.shown_anew(out, s)}.")
 
 def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=None, **chosen):
     """Starts a run from a preset or from the weights in a file, or resumes the run `out`.

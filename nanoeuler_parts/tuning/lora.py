@@ -7,7 +7,7 @@ import os
 import shlex
 from dataclasses import replace
 
-from bpe import need, reading
+from bpe import need, printable, reading
 from nanoeuler import most_memory, n_params, need_setting
 from nanoeuler_parts.checkpoint.bundled import model_path
 from nanoeuler_parts.checkpoint.file import Checkpoint, open_checkpoint, sha256_of
@@ -123,8 +123,29 @@ class Adapting:
         return os.path.dirname(out)
 
     @classmethod
+    def shown_anew(cls, out, state):
+        data = state.options.get("data", "").split("\n")
+        start = "--init " if cls.verb == "train" else ""
+        return (f", replace --resume with {start}{shlex.quote(state.source)} --data "
+                f"{shlex.join(data)} --lora {state.options.get('lora')} --force")
+
+    @classmethod
     def names_to_talk(cls, out, state):
-        return f"{shlex.quote(state.source)} --adapter {shlex.quote(cls.shown(out))}"
+        folder = shlex.quote(cls.shown(cls.kept_best(out, state) or out))
+        return f"{shlex.quote(state.source)} --adapter {folder}"
+
+    @classmethod
+    def kept_best(cls, out, state):
+        """The weights of --keep-best, "" if the run keeps none"""
+        best = cls.best_path(out)
+        return best if state.options.get("keep_best") and os.path.exists(best) else ""
+
+    @classmethod
+    def print_done(cls, out, s, engine):
+        super().print_done(out, s, engine)
+        if best := cls.kept_best(out, s):
+            print(printable(f"{cls.shown(best)} is the adapter of the best validation, at step "
+                            f"{s.best_step:,}; {cls.shown(out)} is that of the last step."))
 
 class SftLora(Adapting, SftRun):
     """`sft --lora`"""

@@ -22,7 +22,7 @@ from bpe import need
 from nanoeuler import generate_many, Reply, rng_of
 from nanoeuler_parts.chat.sampling import Sampling
 from nanoeuler_parts.checkpoint.bundled import beside_program
-from nanoeuler_parts.files.printing import counted
+from nanoeuler_parts.files.printing import counted, with_progress
 from nanoeuler_parts.tuning.examples import (
     answered_in, asked_in, content_of, held_out, question_hash, read_entries,
 )
@@ -126,13 +126,18 @@ def of_own_answers(answers):
     return OldExamples([others], asked, ["the model's own answers"])
 
 # ---- answers
-def greedy_answers(decoder, prompts, tokenizer, ends, most):
+def greedy_answers(decoder, prompts, tokenizer, ends, most, what="answers", stopped=()):
     """[Reply] to each prompt, ids, with the most probable token at each place
-    ends: tokens that end an answer; most: its longest length in tokens"""
+    ends: tokens that end an answer; most: its longest length in tokens; what: the name in lines of
+    progress; stopped: true if the answers are not needed any more, and None is returned"""
     sampling = Sampling(temperature=0.0, tokens=most)
     reader = decoder.with_slots(min(AT_ONCE, len(prompts)), max(map(len, prompts)) + most)
     replies = (Reply(ids, sampling, rng_of(1), ends, tokenizer.vocab) for ids in prompts)
-    found = dict(generate_many(reader, replies))
+    found = {}
+    for i, reply in with_progress(generate_many(reader, replies), what, len(prompts)):
+        if stopped:
+            return None
+        found[i] = reply
     return [found[i] for i in range(len(prompts))]
 
 def answers_by(decoder, questions, prompts, tokenizer, ends):

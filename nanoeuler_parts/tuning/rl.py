@@ -327,6 +327,7 @@ class RlRun(Run):
     # ---- the held-out reward
     def begin(self):
         self.validate()
+        return True
 
     def rewards_of(self, most):
         """[(Answered, reward)] of greedy answers to this number of held-out questions, or to all,

@@ -78,6 +78,7 @@ def tokens_of(rows):
 MANY_EXAMPLES = 10_000       # encoding these takes two seconds
 
 MOST_NAMES = 8               # in a row of the table
+MOST_EXPECTED = 300          # characters of an expected answer that are shown
 
 def shown(names):
     more = len(names) - MOST_NAMES
@@ -333,21 +334,29 @@ class SftRun(Run):
         return found
 
     def right_answers(self, examples):
-        """The numbers of these old examples that the model answers right, word for word"""
+        """The numbers of these old examples that the model answers right, word for word, or None
+        if a signal ends the questions"""
         rows = [self.rows_of(e, self.tokenizer, keys=["output"])[0] for e in examples]
         fits = [i for i, row in enumerate(rows) if tokens_of([row]) <= self.model.cfg.seq_len]
         if not fits:
             return []
         most = max(len(rows[i][1]) for i in fits)
         replies = greedy_answers(self.model.decoder(), [rows[i][0].tolist() for i in fits],
-                                 self.tokenizer, ends_of(self.state, self.tokenizer), most)
+                                 self.tokenizer, ends_of(self.state, self.tokenizer), most,
+                                 "old questions", self.caught)
+        if replies is None:
+            return None
         return [i for i, reply in zip(fits, replies) if is_right(reply, examples[i])]
 
     def keep_known(self):
         """Rehearses only what the model knows: the old examples that it answers right.  The others
-        would teach it something new, at the expense of the rest."""
+        would teach it something new, at the expense of the rest.  Returns whether it was done."""
         s, n = self.state, len(self.recalled)
+        print(f"asking {counted(n, 'old question')}, to rehearse those that the model answers "
+              f"right", flush=True)
         known = self.right_answers(self.recalled)
+        if known is None:
+            return False
         if len(known) < FEWEST:
             known = [*range(n)]
         s.old_known = known
@@ -355,6 +364,7 @@ class SftRun(Run):
         self.batches.prepare(s.step * self.B, self.B)
         print(f"rehearsing {len(known):,} of {counted(n, 'old example')}, those that the model "
               f"answers right", flush=True)
+        return True
 
     def losses_of(self, examples, most=sys.maxsize):
         """The loss of the answers in each row, or in the first `most`, (n,), nats per token"""
@@ -365,24 +375,33 @@ class SftRun(Run):
         return np.concatenate(found)
 
     def begin(self):
-        if self.options.rehearse and not self.state.own_answers:
-            self.keep_known()
-        super().begin()
-        n = len(self.old.asked)
-        if n:
-            self.state.old_right = self.right_answers(self.old.asked)
-            right = len(self.state.old_right)
-            print(f"old questions: {right:,} of {n:,} answered right, word for word", flush=True)
+        s, n = self.state, len(self.old.asked)
+        is_known = s.own_answers or s.old_known          # `load` keeps what a resumed run knows
+        if self.options.rehearse and not is_known and not self.keep_known():
+            return False
+        if super().begin() and n:
+            print(f"asking {counted(n, 'old question')} that are not rehearsed", flush=True)
+            right = self.right_answers(self.old.asked)
+            if right is None:
+                return False
+            s.old_right = right
+            print(f"old questions: {len(right):,} of {n:,} answered right, word for word",
+                  flush=True)
+        return True
 
     def final_validation(self):
         found, n, before = super().final_validation(), len(self.old.asked), self.state.old_right
         if n:
+            print(f"\nasking the {counted(n, 'old question')} again", flush=True)
             now = self.right_answers(self.old.asked)
+        if n and now is None:
+            print("old questions: not all asked again, because the run was stopped", flush=True)
+        elif n:
             kept = len({*now} & {*before})
             self.write(step=self.step, old_asked=n, old_right_before=len(before),
                        old_right=len(now), old_kept=kept)
             share = f" ({kept / len(before):.0%})" if before else ""
-            print(f"\nold questions: {len(before):,} of {n:,} right before the run, {len(now):,} "
+            print(f"old questions: {len(before):,} of {n:,} right before the run, {len(now):,} "
                   f"after it; {kept:,} of the {len(before):,} are still right{share}", flush=True)
         return found
 
@@ -508,11 +527,14 @@ class SftRun(Run):
         return super().where_best_is() if self.holds_out and self.minimizes_bits else ""
 
     def sample_text(self, n):
-        """The greedy answer (temperature 0) to a held-out question."""
+        """A held-out question, the greedy answer (temperature 0), and the beginning of the
+        expected one."""
         data, i = self.data, self.state.step % len(self.data.questions)
         e, [asked, *_] = data.questions[i], self.rows_of(data.questions[i], data.tokenizer)[0]
-        return (f"{data.held} question and the answer:\n> {e['instruction']} {e['input']}\n"
-                f"{self.continuation(n, asked, temperature=0.0)}")
+        expected, *_ = words_of(answered_in(e, self.answers[0]))
+        return (f"{data.held} question:\n> {e['instruction']} {e['input']}\n"
+                f"the model's answer:\n{self.continuation(n, asked, temperature=0.0)}\n"
+                f"the expected answer:\n{expected[:MOST_EXPECTED]}")
 
 def sft_verb(add):
     default = "nanoeuler_chat.bin"
