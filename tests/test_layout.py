@@ -399,7 +399,7 @@ def test_a_verb_loads_no_module_of_another():
                "dpo": ["tuning.dpo", *tuning, *learns, "tuning.sft"],
                "rl": [*tuning, "tuning.grpo", "tuning.rehearsal", "tuning.rewards", "tuning.rl",
                       "tuning.rows", "tuning.sft"],
-               "eval": ["tools.evaluation", *tuning],
+               "eval": ["tools.evaluation", *tuning, "tuning.rewards"],
                "export": ["interchange.exporting", *shared],
                "import": sorted(["interchange.importing", *shared])}
     for verb, names in found.items():        # in folders with the modules of several verbs

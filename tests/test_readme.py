@@ -106,7 +106,8 @@ def test_the_bundled_model_is_the_one_on_its_card():
     millions, size = int(parameters[0].replace(",", "")) / 1e6, float(parameters[1])
     assert f"{millions:.1f} million parameters, stored in {size:.0f} MB" in section
     [(right, shown)] = re.findall(r"(\d+) of these (\d+) conversations are right", card)
-    assert f"{shown} answers that nobody selected, of which {right} are right" in section
+    assert (f"{shown} conversations that nobody selected, {right} of them without a wrong answer"
+            in section)
     [examples] = re.findall(r"Fine-tuning used ([\d,]+) examples", card)
     assert f"{examples} examples" in section
     minutes = [float(x) for x in re.findall(

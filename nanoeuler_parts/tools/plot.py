@@ -88,13 +88,16 @@ def plot(logs, out, force=False):
             plot_terminal(panel, height=20 if len(panels) == 1 else 10)
         return
     need_picture(out, logs, force)
+    short = {path: os.path.basename(path) for path in logs}       # a wide legend leaves less room
+    shown = short if len({*short.values()}) == len(short) else {path: path for path in logs}
     figure = Figure(figsize=(8, 5 if len(panels) == 1 else 3 * len(panels)),
                     layout="constrained")
     for axes, panel in zip(figure.subplots(
             len(panels), squeeze=False, sharex=True)[:, 0], panels):
         for (path, key), xy in panel.curves.items():
             marker = "o" if key.startswith("val_") else None
-            axes.plot(xy[:, 0], xy[:, 1], label=curve_name(path, key), marker=marker, linewidth=1)
+            name = curve_name(shown[path], key)
+            axes.plot(xy[:, 0], xy[:, 1], label=name, marker=marker, linewidth=1)
         axes.set(ylabel=panel.label)
         if panel.label == PANELS[0][0]:
             axes.set(ylim=(panel.low - 0.1, panel.high))
