@@ -176,11 +176,11 @@ def test_a_log_of_rewards_has_an_axis_for_each_measure(log, log_of_rewards, tmp_
     assert [axes.get_ylabel() for axes in saved[0].axes] == labels
     assert [axes.get_ylabel() for axes in saved[1].axes] == ["bits per byte", *labels]
     curves = {line.get_label(): line.get_xydata() for axes in saved[0].axes for line in axes.lines}
-    assert set(curves) == {f"{log_of_rewards}: {name}" for name in (
+    assert set(curves) == {f"{log_of_rewards.name}: {name}" for name in (
         "reward", "held-out reward", "tokens per answer", "held-out tokens per answer", "KL",
         "signal")}
-    assert np.array_equal(curves[f"{log_of_rewards}: KL"], [(x, x + 2) for x in STEPS])
-    assert np.array_equal(curves[f"{log_of_rewards}: held-out reward"], [(0, 0.25)])
+    assert np.array_equal(curves[f"{log_of_rewards.name}: KL"], [(x, x + 2) for x in STEPS])
+    assert np.array_equal(curves[f"{log_of_rewards.name}: held-out reward"], [(0, 0.25)])
     *upper, lowest = saved[0].axes
     assert lowest.get_xlabel() == "step" and not any(axes.get_xlabel() for axes in upper)
     for axes in saved[0].axes:               # the legend covers no curve
