@@ -39,8 +39,8 @@ def test_the_picture_shows_the_numbers_of_the_log(log, tmp_path, monkeypatch):
     curves = {line.get_label(): line.get_xydata() for line in figure.axes[0].lines}
     assert path.startswith(str(tmp_path / "a.png"))      # a temporary file, which is renamed
     assert figure.axes[0].get_ylabel() == "bits per byte"
-    assert np.array_equal(curves[f"{log}: bits per byte"], [(x, loss(x)) for x in STEPS])
-    assert np.array_equal(curves[f"{log}: held-out bits per byte"],
+    assert np.array_equal(curves[f"{log.name}: bits per byte"], [(x, loss(x)) for x in STEPS])
+    assert np.array_equal(curves[f"{log.name}: held-out bits per byte"],
                           [(x, loss(x) - 1) for x in (50, 100)])
     low, high = figure.axes[0].get_ylim()
     assert low <= loss(100) - 1 and high >= loss(1)
@@ -70,7 +70,7 @@ def test_only_validation_has_marks_whatever_the_path_says(log, tmp_path, monkeyp
     log = log.rename(tmp_path / "interval.jsonl")
     run("plot", log, "--out", tmp_path / "a.png")
     marks = {line.get_label(): line.get_marker() for line in saved[0].axes[0].lines}
-    assert marks == {f"{log}: bits per byte": "None", f"{log}: held-out bits per byte": "o"}
+    assert marks == {f"{log.name}: bits per byte": "None", f"{log.name}: held-out bits per byte": "o"}
 
 
 def test_every_curve_has_a_letter_of_its_own(log, tmp_path, monkeypatch, capsys):
