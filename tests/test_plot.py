@@ -70,7 +70,8 @@ def test_only_validation_has_marks_whatever_the_path_says(log, tmp_path, monkeyp
     log = log.rename(tmp_path / "interval.jsonl")
     run("plot", log, "--out", tmp_path / "a.png")
     marks = {line.get_label(): line.get_marker() for line in saved[0].axes[0].lines}
-    assert marks == {f"{log.name}: bits per byte": "None", f"{log.name}: held-out bits per byte": "o"}
+    assert marks == {f"{log.name}: bits per byte": "None",
+                     f"{log.name}: held-out bits per byte": "o"}
 
 
 def test_every_curve_has_a_letter_of_its_own(log, tmp_path, monkeypatch, capsys):
