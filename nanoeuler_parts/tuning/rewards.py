@@ -94,7 +94,8 @@ def function_of(name):
     return found, digest
 
 def other_signature(function):
-    """The signature of a function that cannot be called as reward(example, answer), else """""
+    """The signature of a function that cannot be called as reward(example, answer).  Of others, an
+    empty text."""
     try:
         signature = inspect.signature(function)
     except ValueError:                       # some functions in C have none: try it
