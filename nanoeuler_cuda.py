@@ -12,13 +12,14 @@ chat and files come from nanoeuler.py.
     python nanoeuler_cuda.py i "It was"       continue a text
     python nanoeuler_cuda.py s                fine-tune it to answer, write nanoeuler_chat.bin
     python nanoeuler_cuda.py d                train it on preferences, write nanoeuler_dpo.bin
+    python nanoeuler_cuda.py r                train it on rewards of its own answers
     python nanoeuler_cuda.py c                chat with nanoeuler_chat.bin
     python nanoeuler_cuda.py eval --data A    measure perplexity; --questions: accuracy
     python nanoeuler_cuda.py serve            serve web pages and an OpenAI-compatible API
     python nanoeuler_cuda.py doctor           check this machine: GPU, driver, packages
 
-The verbs g, t, tr, i, s, d and c also have long names: check, train, resume, generate, sft, dpo and
-chat.
+The verbs g, t, tr, i, s, d, r and c also have long names: check, train, resume, generate, sft, dpo,
+rl and chat.
 
 A residual block is an Euler step, x[i + 1] = x[i] + f(x[i]).  `residual_rmsnorm_forward` in 4.3
 computes one.  In 5, `run_layers` takes two Euler steps per layer, and `backward` walks back along
@@ -1157,12 +1158,13 @@ def cross_entropy_kernel(W):
 
     @cuda_kernel
     def fused(nll, logits, targets, weight, row0, V, T):
-        """nll[k, row0 + r] = -log softmax(z)[y],   z becomes weight[b, k] (softmax(z) - onehot(y))
+        """nll[k, row0 + r] = -log softmax(z)[y]
+        z becomes weight[b, k, t] (softmax(z) - onehot(y))
 
         z = logits[r, k V : (k + 1) V] are the logits of head k for one row; y = targets[k, row0 +
         r] is its target.  Without a target (-1), the loss and the gradient are 0.
         One block of 256 threads per row and head.     grid (R, P)
-        nll (P, BT), logits (R, P V), targets (P, BT) int32, weight (B, P) float64"""
+        nll (P, BT), logits (R, P V), targets (P, BT) int32, weight (B, P, T) float64"""
         r, k, x = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x * W
         start, y = r * logits.shape[1] + k * V, targets[k, row0 + r]
         zero = ctype(logits).type(0)
@@ -1185,7 +1187,8 @@ def cross_entropy_kernel(W):
                 l += exp(z[i] - m)
         top = block_max(m)
         l = block_sum(l * exp(m - top) if x < V else zero)
-        zy, g = value(logits[r, k * V + y]), ctype(logits).type(weight[(row0 + r) // T, k])
+        b, t = (row0 + r) // T, (row0 + r) % T
+        zy, g = value(logits[r, k * V + y]), ctype(logits).type(weight[b, k, t])
         cuda.syncthreads()                   # all threads have read z[y] before it changes
         for v in range(x, V, 256 * W):
             z = load(logits, start + v)
@@ -1472,6 +1475,12 @@ class Layers:
         self.ops.matmul(b.gate_up, b.y, self.w.gate_up[l])
         swiglu_forward(b.swiglu, b.gate_up)
 
+class WeightArrays:
+    """The weights of a micro-batch on the device, float64, and those of the next one on the host"""
+
+    def __init__(self, shape):
+        self.device, self.staged = new(shape, np.float64), np.zeros(shape)
+
 class Model(Layers):
     """Parameters, gradients and moments on the device, and buffers for micro-batches (B, T).
 
@@ -1566,13 +1575,13 @@ class Model(Layers):
             for group, name, shape, dtype in table:
                 buffers[group][name] = new(shape, dtype)
             self.ids = new((P + 1) * B * T, np.int32)    # tokens, then targets of each head
-            self.weight = new((B, P), np.float64)
+            self.weights = {2: WeightArrays((B, P))}         # see stage_weight
             self.staged = cuda.pinned_array((P + 1) * B * T, np.int32)
             self.runs = new(3 * B * T + 1, np.int32)
             self.pinned_runs = cuda.pinned_array(3 * B * T + 1, np.int32)
         except CudaAPIError as e:
             buffers.clear()
-            self.ids = self.weight = self.staged = self.runs = self.pinned_runs = None
+            self.ids = self.weights = self.staged = self.runs = self.pinned_runs = None
             if "OUT_OF_MEMORY" not in str(e):
                 raise
             raise UserError(load_gpu_memory().shortage(self, B, T, e)) from None
@@ -1580,8 +1589,8 @@ class Model(Layers):
                           for group, arrays in buffers.items())
         self.tokens = view(self.ids, 0, (B * T,))
         self.targets = view(self.ids, B * T, (P, B * T))
-        self.staged_weight = np.zeros((B, P))
-        self.gradient_graphs = {}            # number of output heads, self.add -> Graph
+        self.gradient_graphs = {}            # number of output heads, self.add, whether each
+                                             # token has a weight of its own -> Graph
         self.loss_graph = Graph()
         self.shape = B, T
 
@@ -1754,8 +1763,8 @@ class Model(Layers):
         self.output_heads(1, training=False)
 
     def stage(self, tokens, targets, weight):
-        """Copies tokens (b, T), targets (P, b, T) and weight (b, P) to the device, and pads them to
-        B sequences."""
+        """Copies tokens (b, T), targets (P, b, T) and weight to the device, and pads them to B
+        sequences.     weight: as for `stage_weight`"""
         (b, _), (B, T) = tokens.shape, self.shape
         V = self.cfg.vocab_size              # kernels do not check ids, and would read elsewhere
         for x in (tokens, targets):
@@ -1768,21 +1777,35 @@ class Model(Layers):
         staged[1:, :b] = targets
         staged[1:, b:] = -1
         self.ids.copy_to_device(self.staged, stream=gpu.stream)
-        self.staged_weight[:b] = weight
-        self.staged_weight[b:] = 0
-        self.weight.copy_to_device(self.staged_weight, stream=gpu.stream)
+        self.stage_weight(weight, b)
         self.staged_read.record(gpu.stream)
+
+    def stage_weight(self, weight, b):
+        """Copies the weights of b sequences to self.weight (B, P, T), on the device, with zeros for
+        the others.     weight (b, P, T), or (b, P) or (P,) if all tokens of a sequence have the
+        same: then only these are copied, and the array has them T times by a stride of 0"""
+        (B, T), P = self.shape, self.cfg.n_mtp
+        if np.ndim(weight) == 3:
+            x = self.weights.get(3) or self.weights.setdefault(3, WeightArrays((B, P, T)))
+            self.weight = x.device
+        else:
+            x = self.weights[2]
+            self.weight = view(x.device, 0, (B, P, T), (P, 1, 0))
+        x.staged[:b], x.staged[b:] = weight, 0
+        x.device.copy_to_device(x.staged, stream=gpu.stream)
 
     def gradient(self, tokens, targets, weight):
         """Queues g += d(sum_bk weight[b, k] CE_bk)/dp of one micro-batch, and its losses.  The
         first one after an update sets g instead, since a product writes its sums in less time than
         it adds them.  Output heads after the last one with a nonzero weight are not computed.
 
-        tokens (B, T), targets (P, B, T), weight (B, P), or (P,) for every sequence"""
+        tokens (B, T), targets (P, B, T), weight (B, P), or (P,) for every sequence, or (B, P, T)
+        with a factor of its own for each token"""
         outputs = self.outputs_with(weight)
         self.prepare(*tokens.shape)
         self.stage(tokens, targets, weight)
-        graph = self.gradient_graphs.setdefault((outputs, self.add), Graph())
+        kind = outputs, self.add, np.ndim(weight) == 3
+        graph = self.gradient_graphs.setdefault(kind, Graph())
         graph(functools.partial(self.queue_gradient, outputs, self.add))
         self.add = True
         # x[0] is the embedding.  The host sorts its tokens while the device computes
@@ -1865,8 +1888,13 @@ class Model(Layers):
     def losses(self, tokens, targets):
         """The cross-entropy of head 0, in nats, summed over the tokens of each sequence: (B,)
         float64     tokens, targets (B, T)"""
+        return self.token_losses(tokens, targets).sum(1)
+
+    def token_losses(self, tokens, targets):
+        """The cross-entropy of head 0 at each token, in nats, 0 where the target is -1: (B, T)
+        float64     tokens, targets (B, T)"""
         n, T = tokens.shape
-        sums = []
+        found = []
         if self.shape and self.shape[1] == T:
             most = self.shape[0]             # the buffers that exist
         else:
@@ -1879,9 +1907,8 @@ class Model(Layers):
             y[0] = targets[b:b + B]
             self.stage(x, y, 0)
             self.loss_graph(self.queue_losses)
-            nll = to_host(self.a.nll)[0].reshape(self.shape)
-            sums.append(nll[:len(x)].sum(1, dtype=np.float64))
-        return np.concatenate(sums)
+            found.append(to_host(self.a.nll)[0].reshape(self.shape)[:len(x)].astype(np.float64))
+        return np.concatenate(found)
 
     def buffers(self):
         """(parameters, m, v) on the host, float32, as a checkpoint stores them"""

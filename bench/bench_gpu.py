@@ -433,7 +433,7 @@ def kernel_cases(cfg, B, T):
     def cross_entropy(n):
         [source], tensors, nll = many(1, R, P * V), many(n, R, P * V), one(P, BT)
         logits, targets = [shared(t) for t in tensors], tokens(P, BT)
-        weight = one(B, P, dtype=torch.float64)
+        weight = one(B, P, T, dtype=torch.float64)
         return (lambda i: nc.cross_entropy(nll, logits[i % n], targets, weight, 0, V, T),
                 lambda: [t.copy_(source) for t in tensors])
 

@@ -31,7 +31,7 @@ VERBS = [
     ("dpo", "nanoeuler_parts.tuning.dpo",
      "direct preference optimization: train a chat checkpoint on preferred answers"),
     ("rl", "nanoeuler_parts.tuning.rl",
-     "reinforcement learning, on the CPU: train a chat checkpoint on rewards of its own answers"),
+     "reinforcement learning: train a chat checkpoint on rewards of its own answers"),
     ("chat", "nanoeuler_parts.chat.verbs",
      "talk to a model in the terminal; a base model continues the text"),
     ("generate", "nanoeuler_parts.chat.verbs",

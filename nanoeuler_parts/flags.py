@@ -163,6 +163,7 @@ EXAMPLES = {
     "tr": "tr --out mine.bin",
     "s": "s mine.bin --data questions.jsonl --out chat.bin --epochs 60",
     "d": "d chat.bin --data pairs.jsonl --out better.bin --epochs 60 --nll 1",
+    "r": "r bundled --data questions.jsonl --reward exact --minutes 10 --out better.bin",
     "c": "c chat.bin",
     "i": 'i "Once upon a time" mine.bin --tokens 100 --n 3',
     "g": "g",

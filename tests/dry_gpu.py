@@ -333,7 +333,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         (P, BT), (R, PV) = nll.shape, logits.shape
         heads = PV // V
         assert PV == heads * V and 1 <= heads <= P
-        assert targets.shape == (P, BT) and weight.shape == (-(-BT // T), P)
+        assert targets.shape == (P, BT) and weight.shape == (-(-BT // T), P, T)
         assert 0 <= row0 and row0 + R <= BT
         self.runs((R, heads), 256)
         assert self.vectors(logits) in (1, math.gcd(V, 8))

@@ -59,10 +59,12 @@ def test_the_life_of_a_model(life, text, tmp_path, monkeypatch, capsys):
     for args in (("t", *life, "--steps", 6, "--eval-every", 2, "--keep-best"), ("tr", "--steps", 8),
                  ("i", "It was", "--tokens", 5),
                  ("s", "--data", "add.json", "--steps", 6, "--eval-every", 3),
-                 ("d", "--data", "odd.jsonl", "--steps", 4, "--eval-every", 2)):
+                 ("d", "--data", "odd.jsonl", "--steps", 4, "--eval-every", 2),
+                 ("r", "--data", "add.json", "--reward", "length", "--steps", 2, "--batch", 16,
+                  "--tokens", 4, "--eval-every", 2)):
         assert verb(*args) == 0, capsys.readouterr().err
     for name, kind, step in (("nanoeuler.bin", "base", 8), ("nanoeuler_chat.bin", "chat", 6),
-                             ("nanoeuler_dpo.bin", "chat", 4)):
+                             ("nanoeuler_dpo.bin", "chat", 4), ("nanoeuler_rl.bin", "chat", 2)):
         state = ne.read_checkpoint(name).state
         assert (state.kind, state.step) == (kind, step)
     assert ne.read_checkpoint("nanoeuler_best.bin").moments == ()
@@ -342,7 +344,7 @@ def test_verbs_are_those_of_the_docstring():
     lines, also = (re.findall(x, nc.__doc__, re.M) for x in (line, r"; (\w+) continues$"))
     said = [line.strip() or "test" for line in lines]
     assert len(said) == len(set(said)) and {*said, *also} == set(VERBS) and also == ["tr"]
-    assert len(VERBS) == len(set(VERBS)) == 12
+    assert len(VERBS) == len(set(VERBS)) == 13
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])

@@ -447,7 +447,7 @@ def test_a_text_in_place_of_a_preset(text, elsewhere, capsys):
 
 def test_a_row_of_settings_names_verbs_that_exist():
     """A mistyped verb would lack the setting.  Only a verb of the row can have another default."""
-    known = {"train", "sft", "dpo", "rl", "t", "s", "d"}
+    known = {"train", "sft", "dpo", "rl", "t", "s", "d", "r"}
     for x in OPTIONS:
         verbs = {verb for listed in x.defaults for verb in listed.split()}
         assert verbs and verbs <= known, x.name

@@ -223,6 +223,46 @@ def test_eval_is_that_of_the_cpu_and_init_begins_there(tmp_path):
     assert read_log(str(tmp_path / "b.jsonl"))[0]["val_bits_per_byte"] == want
 
 
+@pytest.mark.parametrize("dtype, bound", [("f64", 1e-12), ("f32", 1e-5), ("bf16", 0.1)])
+def test_each_token_may_have_a_weight_of_its_own(dtype, bound):
+    """As `rl` needs it: negative ones and zeros, in steps that alternate with weights of rows.
+    Weights that are the same along a row give the bits of a weight of the row."""
+    cfg, rng = CFGS["odd"], np.random.default_rng(1)
+    flat, (tokens, targets) = random_flat(cfg, 1, scale=0.1), batch(CFGS["odd"], 3, 2)
+    shape = len(tokens), cfg.n_mtp, tokens.shape[1]
+    weight = rng.standard_normal(shape) * (rng.random(shape) < 0.7)
+    cpu = ne.Model(cfg, flat)
+    gpu = nc.Model(cfg, flat.astype(SIZE[dtype]), dtype=dtype)
+    of_rows = ne.loss_weights(targets, 0.3)
+    for model in (cpu, gpu):
+        model.gradient(tokens, targets, weight)
+        model.gradient(tokens, targets, of_rows)
+        model.gradient(tokens, targets, weight)
+    assert relative_error(nc.to_host(gpu.g_flat), cpu.g_flat) < bound
+    assert relative_error(gpu.token_losses(tokens, targets[0]),
+                          cpu.token_losses(tokens, targets[0])) < bound
+    fresh = [nc.Model(cfg, flat.astype(SIZE[dtype]), dtype=dtype) for _ in range(2)]
+    for model, given in zip(fresh, (np.ones(shape) * np.reshape(of_rows, (-1, cfg.n_mtp, 1)),
+                                    of_rows)):
+        model.gradient(tokens, targets, given)
+    assert np.array_equal(*(nc.to_host(model.g_flat) for model in fresh))
+
+
+def test_rewards_are_learned_and_a_killed_run_ends_in_the_same_bytes(tmp_path):
+    """The bundled model, rewarded for long answers"""
+    asked = [dict(instruction=f"Name {n} colors.", output="") for n in range(2, 60)]
+    (tmp_path / "q.json").write_text(json.dumps(asked), encoding="utf-8")
+    args = ("bundled", "--data", tmp_path / "q.json", "--reward", "length", "--steps", 8,
+            "--batch", 32, "--tokens", 24, "--lr", 1e-4, "--save-every", 2)
+    cli("r", *args, "--out", tmp_path / "a.bin")
+    kill_at(4, tmp_path / "b.jsonl", "r", *args, "--out", tmp_path / "b.bin")
+    cli("r", "--resume", "--out", tmp_path / "b.bin")
+    a, b = (ne.read_checkpoint(str(tmp_path / name)) for name in ("a.bin", "b.bin"))
+    assert a.state.step == b.state.step == 8 and a.flat.tobytes() == b.flat.tobytes()
+    rewards = [r["reward"] for r in read_log(str(tmp_path / "a.jsonl")) if "reward" in r]
+    assert len(rewards) == 8 and np.ptp(rewards) > 0
+
+
 def gradient_errors(cfg, dtype, naive):
     """nc.errors of each tensor and of the losses, where no gradient is all cancellation."""
     flat, (tokens, targets) = random_flat(cfg, 1, scale=0.1), batch(cfg, 3, 2)

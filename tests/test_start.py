@@ -172,7 +172,7 @@ def test_three_files_are_the_gpu_program(alone, env, tmp_path):
     """Every verb, up to the point where a GPU is missed."""
     needs("numba_cuda")
     verbs = [(), ("test",), ("g",), ("ladder",), ("t",), ("tr",), ("i", "It was"), ("s",), ("d",),
-             ("c",), ("eval", "--data", "any text.txt"), ("serve",), ("doctor",)]
+             ("r",), ("c",), ("eval", "--data", "any text.txt"), ("serve",), ("doctor",)]
     names = set(re.findall(r"^    python nanoeuler_cuda\.py (\w+)", (
         alone / "nanoeuler_cuda.py").read_text(encoding="utf-8"), re.M))
     assert {verb[0] for verb in verbs if verb} >= names

@@ -100,7 +100,7 @@ class DataParallel:
         # From the weights of all sequences, so that all ranks switch off the same heads
         self.outputs_with(weight)
         if mine.stop > mine.start:
-            weight = weight[mine] if np.ndim(weight) == 2 else weight
+            weight = weight[mine] if np.ndim(weight) > 1 else weight
             super().gradient(tokens[mine], targets[:, mine], weight)
 
     def update(self, hyper):

@@ -11,9 +11,9 @@ from nanoeuler import MUON_SETTINGS
 from nanoeuler_parts.files.settings import need_setting, setting, Settings
 from nanoeuler_parts.machine.cpu import DTYPE
 
-# Verbs, with blanks between them; t, s and d are those of nanoeuler_cuda.py
-ALL, ON_CPU, ON_GPU = "train sft dpo rl t s d", "train sft dpo rl", "t s d"
-TEXTS, TUNING, RL = "train t", "sft dpo s d", "rl"
+# Verbs, with blanks between them; t, s, d and r are those of nanoeuler_cuda.py
+ALL, ON_CPU, ON_GPU = "train sft dpo rl t s d r", "train sft dpo rl", "t s d r"
+TEXTS, TUNING, RL = "train t", "sft dpo s d", "rl r"
 
 class Option(NamedTuple):
     """A setting, as some verbs have it"""
@@ -66,7 +66,7 @@ OPTIONS = [
            "gradient-norm clipping: largest global norm of the gradient"),
     Option("eval_every", int, (1, 1 << 40), {f"{TEXTS} {TUNING}": 250, RL: 50},
            "number of steps between validations"),
-    Option("save_every", int, (1, 1 << 40), {ON_CPU: 250, ON_GPU: 5000},
+    Option("save_every", int, (1, 1 << 40), {f"{ON_CPU} r": 250, "t s d": 5000},
            "number of steps between checkpoints"),
     Option("seed", int, (0, 1 << 60), {ALL: 1},
            "random seed of the batches, and of the weights of a new model"),
@@ -245,7 +245,7 @@ OPTIONS = [
     Option("recompute", bool, ANY, {ON_GPU: False},
            "activation checkpointing: keep only the input of each layer, and recompute the rest "
            "in the backward pass; slower, with less memory"),
-    Option("gpus", int, (1, 1024), {ON_GPU: 1},
+    Option("gpus", int, (1, 1024), {"t s d": 1},
            "number of GPUs of this machine to train on, with one process each; ignored under a "
            "launcher such as torchrun"),
 ]

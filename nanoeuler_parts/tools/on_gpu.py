@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import nanoeuler as ne
-from bpe import note
+from bpe import need, note
 from nanoeuler_parts import flags
 from nanoeuler_parts.chat.sampling import ChatSampling, Sampling
 from nanoeuler_parts.chat.verbs import chat, generate_text, TO_GENERATE
@@ -20,7 +20,7 @@ from nanoeuler_parts.gpu.place import PLACE
 from nanoeuler_parts.runs import run
 from nanoeuler_parts.runs.options import options_class
 from nanoeuler_parts.runs.start import INIT, launch
-from nanoeuler_parts.tuning import dpo, sft
+from nanoeuler_parts.tuning import dpo, rl, sft
 
 class CountsGpus:
     """A run that stores the number of its GPUs, and warns if --resume changes it"""
@@ -44,6 +44,9 @@ class SftRun(CountsGpus, sft.SftRun):
 
 class DpoRun(CountsGpus, dpo.DpoRun):
     verb, Options = "d", options_class("d", dpo.ChecksPairs)
+
+class RlRun(rl.RlRun):
+    verb, Options = "r", options_class("r", rl.ChecksReward)
 
 def device_verb(verb, **engine):
     """Returns the function of a verb that runs on the GPU: it opens the GPU, then calls `verb`.
@@ -90,6 +93,13 @@ def training_verb(run):
         return launch(run, nc.Model, **flags)
     return start
 
+def reinforcement(**flags):
+    """The verb `r`, on one GPU"""
+    import nanoeuler_cuda as nc
+    need(PLACE.size == 1, "r runs on one GPU; start it without a launcher")
+    nc.open_device()
+    return launch(RlRun, nc.Model, **flags)
+
 # (name, module, help): see `add_verbs` in cli.py
 VERBS = [(name, "nanoeuler_parts.tools.on_gpu", text) for name, text in (
     ("test", "run the self-tests: compare every kernel with the CPU"),
@@ -101,6 +111,8 @@ VERBS = [(name, "nanoeuler_parts.tools.on_gpu", text) for name, text in (
     ("s", "supervised fine-tuning: train a checkpoint to answer questions (also: sft)"),
     ("d", "direct preference optimization: train a chat checkpoint on preferred answers "
           "(also: dpo)"),
+    ("r", "reinforcement learning: train a chat checkpoint on rewards of its own answers (also: "
+          "rl)"),
     ("c", "talk to a model in the terminal; a base model continues the text (also: chat)"),
     ("eval", "measure a model: perplexity and bits per byte of texts, accuracy on questions"),
     ("serve", "serve models over HTTP: web pages and an OpenAI-compatible API"),
@@ -108,7 +120,7 @@ VERBS = [(name, "nanoeuler_parts.tools.on_gpu", text) for name, text in (
 
 # Long names of verbs, most of which are those of nanoeuler.py
 LONG = {"check": "g", "train": "t", "resume": "tr", "generate": "i", "sft": "s", "dpo": "d",
-        "chat": "c"}
+        "rl": "r", "chat": "c"}
 
 PRESET = arg("--preset", default=argparse.SUPPRESS, choices=list(ne.PRESETS),
              help="size of a new model (default: base)")
@@ -149,6 +161,10 @@ def s_verb(add):
 def d_verb(add):
     add(training_verb(DpoRun), sft.start_argument(DpoRun), flags.out("nanoeuler_dpo.bin"), *RUN,
         settings=fields(DpoRun.Options), shape=sft.CONTEXT)
+
+def r_verb(add):
+    add(reinforcement, sft.start_argument(RlRun), flags.out("nanoeuler_rl.bin"), *RUN,
+        settings=fields(RlRun.Options))
 
 def c_verb(add):
     add(device_verb(chat, decoder="make_decoder"), MODEL, ADAPTER, settings=fields(ChatSampling))
