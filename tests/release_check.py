@@ -73,7 +73,8 @@ def test_tables_of_the_cpu_are_those_of_their_json(name):
     assert table.startswith(made)            # a run of its own may follow
 
 
-@pytest.mark.parametrize("name", ["gpu_h200", "gpu_steps_h200", "gpu_steps_imported_h200"])
+@pytest.mark.parametrize("name", ["gpu_h200", "gpu_steps_h200", "gpu_steps_imported_h200",
+                                  "gpu_steps_token_weights_h200"])
 def test_the_table_of_the_gpu_is_that_of_its_json(name):
     import gpu_report
     table = (RESULTS / f"{name}.md").read_text(encoding="utf-8")

@@ -91,7 +91,10 @@ def encode_cut(tokenizer, text, share, rng, follows=False):
     if not share:
         return encode(text)
     x = np.frombuffer(text, np.uint8)
-    at = rng.integers(len(x), size=rng.binomial(len(x), share))      # each word has one place
+    n = rng.binomial(len(x), share)
+    if not n:
+        return encode(text)
+    at = rng.integers(len(x), size=n)                                # each word has one place
     after_blank = x[at - 1] == 32                                    # that is right after a blank
     begins_character = x[at] & 0xC0 != 0x80
     at = at[begins_character & (after_blank | (rng.random(len(at)) < 0.2))]
