@@ -143,7 +143,7 @@ UPWARD = {
     ("chat.terminal", "conversation_in", "tuning"),      # /load reads the files of `sft`
     *(("tools.on_gpu", name, "nanoeuler_cuda")           # when its verb runs
       for name in ("device_verb", "self_tests", "gradient_check", "ladder", "training_verb",
-                   "doctor")),
+                   "reinforcement", "doctor")),
     *(("tools.on_gpu", name, "selftests") for name in ("self_tests", "gradient_check", "ladder")),
     ("tools.on_gpu", "training_verb", "ranks"),
     ("nanoeuler_cuda", "tensor_cores", "tensor_cores"),

@@ -24,8 +24,8 @@ class Engine(Protocol):
 
     def gradient(self, tokens, targets, weight):
         """g += d(sum_bk weight[b, k] CE_bk)/dp.  Also adds CE to the losses that `update` returns.
-        tokens (B, T) int32, targets (P, B, T) int32, -1 for none, weight (B, P) or (P,) float64.
-        On the CPU also weight (B, P, T), with a factor of its own for each token.
+        tokens (B, T) int32, targets (P, B, T) int32, -1 for none, weight (B, P) or (P,) float64, or
+        (B, P, T) with a factor of its own for each token.
         It may return before the computation is done."""
 
     def update(self, hyper):
@@ -40,7 +40,7 @@ class Engine(Protocol):
 
     def token_losses(self, tokens, targets):
         """CE of head 0 at every token, nats, (B, T) float64, 0 where the target is -1
-        tokens, targets (B, T) int32.  On the CPU only."""
+        tokens, targets (B, T) int32"""
 
     def buffers(self):
         """The arrays that a checkpoint stores: p, m, v, each (N,) float32 on the host"""
