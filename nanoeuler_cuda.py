@@ -1520,17 +1520,11 @@ class Model(Layers):
         free = free_bytes()
         need(self.held < free, f"weights, gradients and moments need {self.held / 2**30:.1f} GiB, "
              f"the GPU has {free / 2**30:.1f} GiB free; use a smaller --preset")
-        # Flat buffers, and views of them by name: parameters p, gradients g, and the operands of
-        # products, w: p itself, or its copy rounded to bfloat16
-        self.flat, self.g_flat = self.put(flat), self.put(np.zeros(flat.size, self.master))
-        self.copies = to_device(to_bf16(flat)) if self.dtype == np.uint16 else self.flat
-        self.p, self.g, self.w = (ne.views(x, self.table)
-                                  for x in (self.flat, self.g_flat, self.copies))
+        self.hold(flat)
         self.cos, self.sin = map(self.put, ne.rope_table(cfg, self.master))
-        own = self.owned(flat.size)
+        own = self.owned(self.flat.size)
         moments = [x[own] for x in moments] or np.zeros((2, own.stop - own.start), self.master)
         self.m, self.v = map(self.put, moments)
-        self.n_decay = sum(x.size for x in self.p[ne.MATRICES])     # matrices come first
         # A graph always reads and writes the same memory: values that change from step to step, and
         # results, have buffers of their own
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
@@ -1548,6 +1542,15 @@ class Model(Layers):
         self.muon = None
         if self.optimizer == "muon":         # now, before micro-batches take the remaining memory
             self.muon = Muon(cfg, self.dtype, own, self.make_ops(top))
+
+    def hold(self, flat):
+        """Puts parameters on the device: flat buffers, and views of them by name.  p: parameters;
+        g: gradients; w: the operands of products, p itself or its copy rounded to bfloat16"""
+        self.flat, self.g_flat = self.put(flat), self.put(np.zeros(flat.size, self.master))
+        self.copies = to_device(to_bf16(flat)) if self.dtype == np.uint16 else self.flat
+        self.p, self.g, self.w = (ne.views(x, self.table)
+                                  for x in (self.flat, self.g_flat, self.copies))
+        self.n_decay = sum(x.size for x in self.p[ne.MATRICES])     # matrices come first
 
     def put(self, x, dtype=None):
         """A copy of x on the device, by default in the type of master weights"""
@@ -1808,7 +1811,11 @@ class Model(Layers):
         graph = self.gradient_graphs.setdefault(kind, Graph())
         graph(functools.partial(self.queue_gradient, outputs, self.add))
         self.add = True
-        # x[0] is the embedding.  The host sorts its tokens while the device computes
+        self.embedding_gradient(tokens)
+
+    def embedding_gradient(self, tokens):
+        """Queues the gradient of the embedding, since x[0] is that of the tokens.  The host sorts
+        these while the device computes the rest of the gradient."""
         embedding_backward(self.g.wte, self.d.x, self.staged_runs(tokens))
 
     def staged_runs(self, tokens):

@@ -21,6 +21,7 @@ These stand on nanoeuler.py, each on those above it:
 
 And these on nanoeuler_cuda.py:
     gpu_memory.py  GPU: how much memory a model needs, and which micro-batches fit
+    gpu_lora.py    GPU: LoRA
     tensor_cores/  GPU: products and attention on tensor cores
     decode/        GPU: the decoder on tensor cores
     ranks/         several GPUs that train one model

@@ -350,6 +350,14 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.vectors(p, w, g, m, v)
         apart(p, g, m, v)
 
+    def keep_blocks_kernel(self, g, ends, r):
+        assert g.ndim == 2 and ends.ndim == 1 and len(g) % ((ends.size - 1) * r) == 0
+        self.runs(len(g), 256)
+
+    def scale_kernel(self, out, x, s):
+        assert out.shape == x.shape and out.ndim == 1
+        apart(out, x)
+
     def of_matrices(self, x, starts, *flat):
         """Checks that the kernels of Muon share: matrices (n, N, K), and their places in buffers"""
         n, N, K = x.shape
@@ -394,7 +402,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
     def rope_cache_kernel(self, qkv, kc, vc, cos, sin, at, H):
         G, T, D = kc.shape
         assert vc.shape == kc.shape and qkv.shape == ((H + 2 * G) * D,) and at.shape == (2,)
-        assert cos.shape == sin.shape == (T, D // 2) and 2 * cos.shape[1] == D
+        assert cos.shape == sin.shape and T <= len(cos) and 2 * cos.shape[1] == D
         self.runs(H + 2 * G, 32)
 
     def add_bias_kernel(self, qkv, bias):

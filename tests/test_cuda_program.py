@@ -25,6 +25,7 @@ import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts import cli
 from nanoeuler_parts.gpu import doctor, launches
+from nanoeuler_parts.lora.files import read_run
 from nanoeuler_parts.runs.run import Run
 from nanoeuler_parts.runs.start import resumed
 from nanoeuler_parts.tools import on_gpu
@@ -104,6 +105,38 @@ def test_rehearsal(life, text, tmp_path, capsys):
     assert verb("s", "y.bin", "--data", "new.json", "--out", "z.bin", "--rehearse", 0.5, *tune) == 2
     said = capsys.readouterr()
     assert "sampled 24,000 tokens" in said.out and "found none" in said.err
+
+
+def test_the_life_of_an_adapter(life, text, tmp_path, capsys):
+    """Every verb that trains one, a resumed run, and the verbs that use one"""
+    sums = [dict(instruction=f"Add {a} and {b}.", output="?") for a in range(90) for b in "12"]
+    (tmp_path / "add.json").write_text(json.dumps(sums), encoding="utf-8")
+    pairs = [dict(instruction=f"Is {a} odd?", chosen="yes", rejected="no") for a in range(180)]
+    (tmp_path / "odd.jsonl").write_text("\n".join(map(json.dumps, pairs)), encoding="utf-8")
+    chat = "nanoeuler_chat.bin"
+    for args in (("t", *life, "--steps", 2), ("s", "--data", "add.json", "--steps", 2),
+                 ("t", "--init", "nanoeuler.bin", "--data", text, "--steps", 2, "--lora", 8,
+                  "--batch", 640, "--out", "of_t", "--dtype", "f32"),
+                 ("s", "--data", "add.json", "--steps", 4, "--eval-every", 2, "--lora", 16,
+                  "--lora-targets", "q,v,down", "--keep-best"),
+                 ("s", "--out", "nanoeuler_lora", "--resume", "--steps", 6),
+                 ("d", chat, "--data", "odd.jsonl", "--steps", 4, "--lora", 4, "--out", "of_d",
+                  "--recompute"),
+                 ("r", chat, "--data", "add.json", "--reward", "length", "--steps", 2, "--batch",
+                  16, "--tokens", 4, "--eval-every", 2, "--lora", 8, "--kl", 0.1, "--out", "of_r")):
+        assert verb(*args) == 0, (args, capsys.readouterr().err)
+    for name, file, step, targets in (
+            ("of_t", "nanoeuler.bin", 2, 7), ("nanoeuler_lora", "nanoeuler.bin", 6, 3),
+            ("of_d", chat, 4, 7), ("of_r", chat, 2, 7)):
+        found = read_run(str(tmp_path / name / "run.bin"))
+        assert found.state.step == step and len(found.lora.targets) == targets
+        assert verb("i", "Is", file, "--adapter", name, "--tokens", 3) == 0
+    assert "rank 4 is no multiple of 8" in capsys.readouterr().out
+
+
+def test_an_adapter_is_trained_on_one_gpu(life, capsys):
+    assert verb("t", *life, "--steps", 2, "--lora", 8, "--gpus", 2, "--init", "bundled") == 2
+    assert "--lora runs on one GPU" in capsys.readouterr().err
 
 
 def test_the_server_of_this_decoder(dry, checkpoint, monkeypatch):

@@ -26,6 +26,12 @@ from oracles import naive
 from oracles.epilogues import Gated
 from oracles.naive_attention import NaiveModel
 from nanoeuler_parts.checkpoint.tensors import named
+from nanoeuler_parts.gpu_lora import for_device, for_host, LoraModel as GpuLora
+from nanoeuler_parts.kernels import compile_lora_kernels
+from nanoeuler_parts.lora.adapter import Lora, n_entries, tensors_of
+from nanoeuler_parts.lora.base import base_of_flat
+from nanoeuler_parts.lora.files import read_run
+from nanoeuler_parts.lora.model import Adapted as LoraStart, LoraModel as CpuLora
 from nanoeuler_parts.runs.evaluation import evaluate
 from nanoeuler_parts.runs.run import ESTIMATE
 
@@ -261,6 +267,53 @@ def test_rewards_are_learned_and_a_killed_run_ends_in_the_same_bytes(tmp_path):
     assert a.state.step == b.state.step == 8 and a.flat.tobytes() == b.flat.tobytes()
     rewards = [r["reward"] for r in read_log(str(tmp_path / "a.jsonl")) if "reward" in r]
     assert len(rewards) == 8 and np.ptp(rewards) > 0
+
+
+@configs
+@pytest.mark.parametrize("dtype, bound", [("f64", 1e-12), ("f32", 1e-5), ("bf16", 0.1)])
+def test_an_adapter_learns_as_on_the_cpu(cfg, dtype, bound):
+    """The gradient, losses and three updates of LoraModel.  Ranks that tensor cores take and do not
+    take; all targets and some.  What is no block of B^T stays zero."""
+    cfg, flat = ne.replace(cfg, n_mtp=1), random_flat(ne.replace(cfg, n_mtp=1), 1, scale=0.1)
+    for lora in Lora(8, 4.0), Lora(3, 6.0, ("q", "v", "up")):
+        compile_lora_kernels("f64")
+        rng, adapter = np.random.default_rng(2), np.zeros(n_entries(cfg, lora.rank))
+        for a, b in tensors_of(cfg, lora, adapter).values():
+            a[...], b[...] = (0.2 * rng.standard_normal(x.shape) for x in (a, b))
+        cpu = CpuLora(cfg, LoraStart(base_of_flat(cfg, flat), lora, adapter.copy()))
+        gpu = GpuLora(cfg, LoraStart(base_of_flat(cfg, flat.astype(SIZE[dtype])), lora,
+                                     adapter.astype(SIZE[dtype])), dtype=dtype)
+        for step in range(1, 4):
+            for seed in range(2):
+                tokens, targets = batch(cfg, 3, 10 * step + seed)
+                for model in (cpu, gpu):
+                    model.gradient(tokens, targets, ne.loss_weights(targets, 0.3))
+            if step == 1:
+                g = for_host(cfg, lora.rank, nc.to_host(gpu.g_flat))
+                assert relative_error(g, cpu.g_flat) < bound
+                assert relative_error(gpu.token_losses(tokens, targets[0]),
+                                      cpu.token_losses(tokens, targets[0])) < bound
+            (ce, norm), (want, norm_of_cpu) = gpu.update(hyper(step)), cpu.update(hyper(step))
+            assert relative_error(ce, want) < bound and abs(norm / norm_of_cpu - 1) < bound
+        found = nc.to_host(gpu.flat)
+        assert np.array_equal(found, for_device(cfg, lora.rank, for_host(cfg, lora.rank, found)))
+        if dtype != "bf16":                  # AdamW divides a gradient by its size, so that the
+                                             # errors of small ones grow
+            assert relative_error(gpu.buffers()[0], cpu.flat) < 20 * bound
+        got, want = (model.decoder().read([ne.Part(0, [1, 2, 3], 1)]) for model in (gpu, cpu))
+        assert relative_error(np.asarray(got), np.asarray(want)) < max(20 * bound, 0.1)
+
+
+def test_a_killed_run_with_an_adapter_ends_in_the_same_bytes(tmp_path):
+    args = ("s", "bundled", "--data", ROOT / "data/instructions.json", "--lora", 16, "--steps", 40,
+            "--save-every", 5, "--rehearse", 0)
+    cli(*args, "--out", tmp_path / "a")
+    kill_at(20, tmp_path / "b" / "run.jsonl", *args, "--out", tmp_path / "b")
+    cli("s", "--resume", "--out", tmp_path / "b")
+    a, b = (read_run(str(tmp_path / name / "run.bin")) for name in "ab")
+    assert a.state.step == b.state.step == 40 and a.flat.tobytes() == b.flat.tobytes()
+    losses = [r["loss"] for r in read_log(str(tmp_path / "a" / "run.jsonl")) if "loss" in r]
+    assert losses[-1] < losses[0]
 
 
 def gradient_errors(cfg, dtype, naive):

@@ -125,6 +125,7 @@ LEVELS = [
     {"tools.on_gpu"},
     {"nanoeuler_cuda"},
     {"gpu_memory"},
+    {"gpu_lora"},
     {"tensor_cores", "ranks"},
     {"decode"},
     {"selftests"},
@@ -142,8 +143,9 @@ UPWARD = {
     ("runs.start", "launch_any", "tuning"),              # a run with LoRA
     ("chat.terminal", "conversation_in", "tuning"),      # /load reads the files of `sft`
     *(("tools.on_gpu", name, "nanoeuler_cuda")           # when its verb runs
-      for name in ("device_verb", "self_tests", "gradient_check", "ladder", "training_verb",
-                   "reinforcement", "doctor")),
+      for name in ("device_verb", "self_tests", "gradient_check", "ladder", "on_one_gpu",
+                   "doctor")),
+    ("tools.on_gpu", "on_one_gpu", "gpu_lora"),
     *(("tools.on_gpu", name, "selftests") for name in ("self_tests", "gradient_check", "ladder")),
     ("tools.on_gpu", "training_verb", "ranks"),
     ("nanoeuler_cuda", "tensor_cores", "tensor_cores"),
@@ -420,8 +422,8 @@ def test_imports_run_one_way(path):
         of_method = {"nanoeuler_parts"} if path.name == "bpe.py" else set()
         assert found <= BELOW[path.name] | of_method
     elif folder == "nanoeuler_parts":
-        is_above = path.parent.name in ON_CUDA or path.name in ("on_gpu.py",
-                                                                       "gpu_memory.py")
+        is_above = path.parent.name in ON_CUDA or path.name in ("on_gpu.py", "gpu_lora.py",
+                                                                "gpu_memory.py")
         of_cuda = {"nanoeuler_cuda"} if is_above else set()
         assert found <= {"bpe", "nanoeuler", "nanoeuler_parts"} | of_cuda
     elif folder == "data":                   # the scripts share a module of their own

@@ -156,13 +156,13 @@ OPTIONS = [
            "rehearse only if the flag is given: their own answers, sampled before the first step"),
 
     # LoRA
-    Option("lora", int, (0, 1024), {ON_CPU: 0},
+    Option("lora", int, (0, 1024), {ALL: 0},
            "rank of LoRA: train two matrices of this rank beside each matrix of the layers, and "
            "write an adapter, a folder in PEFT's format; 0: train all weights"),
-    Option("lora_alpha", float, (0, 1e6), {ON_CPU: 0.0},
+    Option("lora_alpha", float, (0, 1e6), {ALL: 0.0},
            "scale of LoRA: the product of its two matrices is multiplied by alpha / rank; 0: "
            "twice the rank"),
-    Option("lora_targets", str, ANY, {ON_CPU: "q,k,v,o,gate,up,down"},
+    Option("lora_targets", str, ANY, {ALL: "q,k,v,o,gate,up,down"},
            "projections that LoRA adapts, with commas between them"),
 
     # The loss and the schedule
@@ -207,11 +207,9 @@ OPTIONS = [
     Option("keep_best", bool, ANY, {RL: False},
            "also save the model with the highest held-out reward, as NAME_best.bin beside "
            "NAME.bin; with --lora, its adapter, in the folder NAME/best"),
-    Option("keep_best", bool, ANY, {"train sft": False},
+    Option("keep_best", bool, ANY, {"train sft t s": False},
            "also save the model with the lowest validation loss, as NAME_best.bin beside NAME.bin; "
            "with --lora, its adapter, in the folder NAME/best"),
-    Option("keep_best", bool, ANY, {"t s": False},
-           "also save the model with the lowest validation loss, as NAME_best.bin beside NAME.bin"),
     Option("beta", float, (1e-9, 1e9), {"dpo d": 0.1},
            "strength of the pull towards the reference, the model at step 0; larger: stays closer"),
     Option("nll", float, (0, 1e3), {"dpo d": 0.0},

@@ -328,16 +328,16 @@ def launch_training(run, preset=None, data=(), named=None, **chosen):
         *data, preset = data
     launch_any(run, "nanoeuler.bin", preset=preset, **chosen, **({"data": data} if data else {}))
 
-def launch_any(run, default, *, out, resume, lora=0, **chosen):
+def launch_any(run, default, engine=Model, lora_engine=None, *, out, resume, lora=0, **chosen):
     """Starts or resumes a run, with LoRA if --lora is given or the run to resume has it.
-    default: of --out"""
+    default: of --out     engine, lora_engine: without LoRA and with it; by default on the CPU"""
     if lora or resume:
         from nanoeuler_parts.tuning.lora import is_run_with_lora, launch_with_lora
         if lora:
             chosen["lora"] = lora
         if lora or is_run_with_lora(out):
-            return launch_with_lora(run, default, out=out, resume=resume, **chosen)
+            return launch_with_lora(run, default, lora_engine, out=out, resume=resume, **chosen)
     for name in ("lora_alpha", "lora_targets"):
         need_setting(name not in chosen, name, "expected {lora} beside it, found none; add {lora} "
                      "16, or drop it")
-    return launch(run, out=out, resume=resume, **chosen)
+    return launch(run, engine, out=out, resume=resume, **chosen)

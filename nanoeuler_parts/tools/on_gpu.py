@@ -19,8 +19,9 @@ from nanoeuler_parts.gpu.doctor import links_found, nccl_found, report
 from nanoeuler_parts.gpu.place import PLACE
 from nanoeuler_parts.runs import run
 from nanoeuler_parts.runs.options import options_class
-from nanoeuler_parts.runs.start import INIT, launch
+from nanoeuler_parts.runs.start import INIT, launch_any
 from nanoeuler_parts.tuning import dpo, rl, sft
+from nanoeuler_parts.tuning.lora import is_run_with_lora
 
 class CountsGpus:
     """A run that stores the number of its GPUs, and warns if --resume changes it"""
@@ -78,27 +79,37 @@ def ladder(**flags):
     nc.open_device()
     return ladder.ladder(**flags)
 
-def training_verb(run):
+def on_one_gpu(run, default, flags):
+    """Trains on one GPU, with LoRA if --lora is given or the run to resume has it.
+    run: a class of runs     default: of --out"""
+    import nanoeuler_cuda as nc
+    from nanoeuler_parts.gpu_lora import LoraModel
+    nc.open_device()
+    return launch_any(run, default, nc.Model, LoraModel, **flags)
+
+def training_verb(run, default):
     """Returns the function of a verb that trains: under a launcher as one rank, with --gpus by
-    starting all ranks, otherwise on one GPU.     run: a class of runs"""
+    starting all ranks, otherwise on one GPU.     run, default: as for `on_one_gpu`"""
     def start(**flags):
+        several = PLACE.size > 1 or flags.get("gpus", 1) > 1
+        need(not (several and (flags.get("lora") or is_run_with_lora(flags["out"]))), "--lora runs "
+             "on one GPU; start it without --gpus, and without a launcher")
         if PLACE.size > 1:
             from nanoeuler_parts.ranks.processes import launch_ranks
             return launch_ranks(run, flags)
-        if flags.get("gpus", 1) > 1:
+        if several:
             from nanoeuler_parts.ranks.processes import start_ranks
             return start_ranks(flags["gpus"])
-        import nanoeuler_cuda as nc
-        nc.open_device()
-        return launch(run, nc.Model, **flags)
+        return on_one_gpu(run, default, flags)
     return start
 
 def reinforcement(**flags):
     """The verb `r`, on one GPU"""
-    import nanoeuler_cuda as nc
     need(PLACE.size == 1, "r runs on one GPU; start it without a launcher")
-    nc.open_device()
-    return launch(RlRun, nc.Model, **flags)
+    return on_one_gpu(RlRun, RL_OUT, flags)
+
+# Default --out of each verb that trains
+T_OUT, S_OUT, D_OUT, RL_OUT = (f"nanoeuler{x}.bin" for x in ("", "_chat", "_dpo", "_rl"))
 
 # (name, module, help): see `add_verbs` in cli.py
 VERBS = [(name, "nanoeuler_parts.tools.on_gpu", text) for name, text in (
@@ -144,7 +155,7 @@ def ladder_verb(add):
         arg("--size", type=int, default=4096, help="rows and columns of the matrices"))
 
 def t_verb(add):
-    return add(training_verb(Run), PRESET, INIT, flags.out("nanoeuler.bin"), *RUN,
+    return add(training_verb(Run, T_OUT), PRESET, INIT, flags.out(T_OUT), *RUN,
                settings=fields(Run.Options), shape=SHAPE)
 
 def tr_verb(add):
@@ -155,15 +166,15 @@ def i_verb(add):
         settings=fields(Sampling))
 
 def s_verb(add):
-    add(training_verb(SftRun), sft.start_argument(SftRun), flags.out("nanoeuler_chat.bin"), *RUN,
+    add(training_verb(SftRun, S_OUT), sft.start_argument(SftRun), flags.out(S_OUT), *RUN,
         settings=fields(SftRun.Options), shape=sft.CONTEXT)
 
 def d_verb(add):
-    add(training_verb(DpoRun), sft.start_argument(DpoRun), flags.out("nanoeuler_dpo.bin"), *RUN,
+    add(training_verb(DpoRun, D_OUT), sft.start_argument(DpoRun), flags.out(D_OUT), *RUN,
         settings=fields(DpoRun.Options), shape=sft.CONTEXT)
 
 def r_verb(add):
-    add(reinforcement, sft.start_argument(RlRun), flags.out("nanoeuler_rl.bin"), *RUN,
+    add(reinforcement, sft.start_argument(RlRun), flags.out(RL_OUT), *RUN,
         settings=fields(RlRun.Options))
 
 def c_verb(add):

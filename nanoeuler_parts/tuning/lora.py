@@ -167,6 +167,12 @@ class TrainLora(Adapting, Run):
 
 RUNS = {Run: TrainLora, SftRun: SftLora, DpoRun: DpoLora, RlRun: RlLora}
 
+def with_lora(run):
+    """The class of the same runs with LoRA.     run: one of RUNS, or one of the GPU, which inherits
+    from one of them"""
+    kind = next(x for x in run.__mro__ if x in RUNS)
+    return RUNS[kind] if run is kind else type(f"{run.__name__}Lora", (RUNS[kind], run), {})
+
 def folder_of(out, default, resume):
     """The folder of a run with LoRA.     out: --out, and its default, that of a run without LoRA"""
     folder = FOLDER if out == default and not resume else out
@@ -176,12 +182,13 @@ def folder_of(out, default, resume):
          f"writes a folder; choose another --out")
     return folder
 
-def launch_with_lora(run, default, *, out, resume, force, **chosen):
-    """Starts or resumes a run with LoRA.  A folder that is made for it is removed again if the run
-    is rejected."""
+def launch_with_lora(run, default, engine=None, *, out, resume, force, **chosen):
+    """Starts or resumes a run with LoRA, by default on the CPU.  A folder that is made for it is
+    removed again if the run is rejected."""
     folder = folder_of(out, default, resume)
     targets_in(chosen.get("lora_targets", "q"))          # rejects other names
-    if run is Run:
+    run = with_lora(run)
+    if issubclass(run, TrainLora):
         need_setting(resume or "file" in chosen, "lora", "expected a model to adapt, found none; "
                      "name it with --init")
         chosen.setdefault("optimizer", "adamw")
@@ -194,7 +201,7 @@ def launch_with_lora(run, default, *, out, resume, force, **chosen):
             refuse_overwrite(os.path.join(folder, name), force, "continue it with --resume, choose "
                              "another --out" if name == RUN else "choose another --out")
     try:
-        launch(RUNS[run], LoraModel, out=os.path.join(folder, RUN), resume=resume, force=force,
+        launch(run, engine or LoraModel, out=os.path.join(folder, RUN), resume=resume, force=force,
                **chosen)
     finally:
         for made in (os.path.join(folder, BEST), *([folder] if is_new else [])):
