@@ -465,7 +465,7 @@ def test_the_help_of_the_optimizer_names_the_defaults_that_adamw_has(verb):
 def test_a_preset_may_be_a_flag(monkeypatch, capsys):
     found = []
     monkeypatch.setattr("nanoeuler_parts.runs.start.launch",
-                        lambda run, preset, **chosen: found.append(preset))
+                        lambda run, engine, preset, **chosen: found.append(preset))
     for argv in (["big"], ["--preset", "big"], []):
         assert ne.main(["train", *argv, "--threads", "1"]) == 0
     assert found == ["big", "big", None]

@@ -859,7 +859,11 @@ def test_a_run_starts_as_a_rank_or_starts_ranks_or_is_alone(size, gpus, want, mo
     monkeypatch.setattr(processes, "start_ranks", lambda n: f"start {n}")
     monkeypatch.setattr(nc, "open_device", lambda: None)
     monkeypatch.setattr("nanoeuler_parts.runs.start.launch", lambda run, engine, **flags: "alone")
-    assert on_gpu.training_verb(on_gpu.Run)(gpus=gpus) == want
+    start = on_gpu.training_verb(on_gpu.Run, on_gpu.T_OUT)
+    assert start(gpus=gpus, out="no such run", resume=False) == want
+    if want != "alone":
+        with pytest.raises(ne.UserError, match="--lora runs on one GPU"):
+            start(gpus=gpus, out="no such run", resume=False, lora=8)
 
 
 def test_no_command_without_nccl_goes_on(monkeypatch):
