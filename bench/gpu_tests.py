@@ -58,8 +58,9 @@ BOUNDS = "nanoeuler_parts/selftests/bounds.py"
 FILES = {"twins": sources("selftests"),
          "kernels": [*ENGINE, *sources("ranks"), *sources("selftests")],
          "gradient": [*ENGINE, BOUNDS, "nanoeuler_parts/selftests/gradient.py"],
-         "tests": [*ENGINE, BOUNDS, "tests/oracles/naive_attention.py",
-                   "tests/oracles/epilogues.py", "tests/test_gpu.py"]}
+         "tests": [*ENGINE, BOUNDS, "nanoeuler_parts/gpu_lora.py",
+                   "tests/oracles/naive_attention.py", "tests/oracles/epilogues.py",
+                   "tests/test_gpu.py"]}
 FILES |= dict.fromkeys(("memcheck", "racecheck"), FILES["kernels"])
 PROVEN = sorted({name for names in FILES.values() for name in names})
 

@@ -261,6 +261,7 @@ class LoraModel(nc.Model):
         return [*table.items()]
 
     def prepare(self, B, T):
+        self.ops.u = self.ops.v = None       # or they would not be freed
         super().prepare(B, T)
         self.ops.u, self.ops.v = self.d.u, self.d.v
 

@@ -270,7 +270,7 @@ def test_rewards_are_learned_and_a_killed_run_ends_in_the_same_bytes(tmp_path):
 
 
 @configs
-@pytest.mark.parametrize("dtype, bound", [("f64", 1e-12), ("f32", 1e-5), ("bf16", 0.1)])
+@pytest.mark.parametrize("dtype, bound", [("f64", 1e-12), ("f32", 3e-5), ("bf16", 0.1)])
 def test_an_adapter_learns_as_on_the_cpu(cfg, dtype, bound):
     """The gradient, losses and three updates of LoraModel.  Ranks that tensor cores take and do not
     take; all targets and some.  What is no block of B^T stays zero."""
@@ -300,12 +300,16 @@ def test_an_adapter_learns_as_on_the_cpu(cfg, dtype, bound):
         if dtype != "bf16":                  # AdamW divides a gradient by its size, so that the
                                              # errors of small ones grow
             assert relative_error(gpu.buffers()[0], cpu.flat) < 20 * bound
-        got, want = (model.decoder().read([ne.Part(0, [1, 2, 3], 1)]) for model in (gpu, cpu))
-        assert relative_error(np.asarray(got), np.asarray(want)) < max(20 * bound, 0.1)
+        single = [x.astype(np.float32) for x in (flat, cpu.flat)]    # decoders have no float64
+        after = CpuLora(cfg, LoraStart(base_of_flat(cfg, single[0]), lora, single[1]))
+        got, want = (model.decoder().read([ne.Part(0, [1, 2, 3], 1)]) for model in (gpu, after))
+        assert relative_error(np.asarray(got), np.asarray(want)) < max(bound, 1e-4)
 
 
 def test_a_killed_run_with_an_adapter_ends_in_the_same_bytes(tmp_path):
-    args = ("s", "bundled", "--data", ROOT / "data/instructions.json", "--lora", 16, "--steps", 40,
+    sums = [dict(instruction=f"Add {a} and {b}.", output="?") for a in range(90) for b in "12"]
+    (tmp_path / "add.json").write_text(json.dumps(sums), encoding="utf-8")
+    args = ("s", "bundled", "--data", tmp_path / "add.json", "--lora", 16, "--steps", 40,
             "--save-every", 5, "--rehearse", 0)
     cli(*args, "--out", tmp_path / "a")
     kill_at(20, tmp_path / "b" / "run.jsonl", *args, "--out", tmp_path / "b")

@@ -93,7 +93,7 @@ def learner(seed):
     reference.pack()
     options = RlOptions(updates=20, clip_ratio=CLIP, kl=KL)
     found = SimpleNamespace(options=options, model=model, reference=reference, step=0,
-                            state=SimpleNamespace(micro_batch=3))
+                            state=SimpleNamespace(micro_batch=3), row_unit=RlRun.row_unit)
     found.log_probabilities = lambda *args: RlRun.log_probabilities(found, *args)
     return found
 
@@ -203,6 +203,11 @@ def test_rows_without_an_advantage_are_left_out(kl, n):
     assert measures["loss"] == pytest.approx(
         -(3 * 1.3 - 4 * 1.1) / 9 + kl * measures["kl"], rel=1e-9)
     assert weight[weight > 0].sum() == pytest.approx(3 * 1.3 / 9) or kl
+    ours.row_unit = 5                        # longer rows, the same tokens
+    longer, T = RlRun.as_samples(ours, rows, {}), x.tokens.shape[1]
+    assert longer.tokens.shape[1] == min(-(-T // 5) * 5, TINY.seq_len) and T % 5
+    assert np.array_equal(longer.targets[:, :, :T], x.targets)
+    assert (longer.targets[:, :, T:] == -1).all() and (longer.old[:, T:] == 0).all()
     none = RlRun.as_samples(ours, [(*row[:2], 0.0) for row in rows], {})
     assert len(none.tokens) == (3 if kl else 1)
 

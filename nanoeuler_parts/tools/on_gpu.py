@@ -48,6 +48,17 @@ class DpoRun(CountsGpus, dpo.DpoRun):
 
 class RlRun(rl.RlRun):
     verb, Options = "r", options_class("r", rl.ChecksReward)
+    row_unit = 64                            # tensor cores attend faster, and lengths repeat
+
+    def __init__(self, *args, **named):
+        super().__init__(*args, **named)
+        self.reference.kept = 1              # it only runs forward
+
+    def log_probabilities(self, model, tokens, targets):
+        """Each batch has its own number of rows.  Buffers have that of a whole micro-batch, as the
+        order of sums depends on it: otherwise a resumed run would have other bits."""
+        model.prepare(min(self.B, self.state.micro_batch), tokens.shape[1])
+        return super().log_probabilities(model, tokens, targets)
 
 def device_verb(verb, **engine):
     """Returns the function of a verb that runs on the GPU: it opens the GPU, then calls `verb`.

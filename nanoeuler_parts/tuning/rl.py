@@ -103,6 +103,7 @@ class RlRun(Run):
     begins_with, made_by, needs_chat = "nanoeuler_chat.bin", "sft", True
     only_teaches = "rl only strengthens answers that the model already gives sometimes"
     keeps_template = True
+    row_unit = 1                             # the length of rows is a multiple of it
     line = ("reward {reward:.3f}  {length:.1f} tokens  KL {kl:.4f}  signal in {signal:.0%} of "
             "groups")
 
@@ -258,6 +259,7 @@ class RlRun(Run):
             rows = [row for row in rows if row[2]] or rows[:1]
         rows = sorted(rows, key=lambda row: len(row[0]) + len(row[1]))
         T = len(rows[-1][0]) + len(rows[-1][1]) - 1
+        T = min(-(-T // self.row_unit) * self.row_unit, self.model.cfg.seq_len)
         tokens = np.zeros((len(rows), T), np.int32)
         targets = np.full((self.model.cfg.n_mtp, len(rows), T), -1, np.int32)
         for i, (asked, answer, _) in enumerate(rows):
