@@ -7,11 +7,11 @@ layer, the operand here is an Adapted matrix, and LoraOps adds the products of i
 A matrix W (N, K) of a layer may stack n projections: q, k and v, or gate and up.  So do its A and
 B:
 
-    A (n r, K)      the A of one projection below the other
-    B^T (n r, N)    each projection has r rows and its own columns, and the others are zero
+    A (n r, K)      the A of one projection below that of the other
+    B^T (n r, N)    each projection has r rows, which are zero outside of its own columns
 
-So the two thin products serve all projections at once.  The gradient of B^T also has entries where
-B^T must stay zero; `keep_blocks` sets them to zero.
+Therefore one thin product serves all projections.  The gradient of B^T also has entries outside of
+these blocks, and `keep_blocks` sets them to zero.
 """
 import functools
 from dataclasses import replace

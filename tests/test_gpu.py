@@ -273,7 +273,7 @@ def test_rewards_are_learned_and_a_killed_run_ends_in_the_same_bytes(tmp_path):
 @pytest.mark.parametrize("dtype, bound", [("f64", 1e-12), ("f32", 3e-5), ("bf16", 0.1)])
 def test_an_adapter_learns_as_on_the_cpu(cfg, dtype, bound):
     """The gradient, losses and three updates of LoraModel.  Ranks that tensor cores take and do not
-    take; all targets and some.  What is no block of B^T stays zero."""
+    take; all targets and some.  B^T stays zero outside of its blocks."""
     cfg, flat = ne.replace(cfg, n_mtp=1), random_flat(ne.replace(cfg, n_mtp=1), 1, scale=0.1)
     for lora in Lora(8, 4.0), Lora(3, 6.0, ("q", "v", "up")):
         compile_lora_kernels("f64")

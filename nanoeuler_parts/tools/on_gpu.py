@@ -55,8 +55,9 @@ class RlRun(rl.RlRun):
         self.reference.kept = 1              # it only runs forward
 
     def log_probabilities(self, model, tokens, targets):
-        """Each batch has its own number of rows.  Buffers have that of a whole micro-batch, as the
-        order of sums depends on it: otherwise a resumed run would have other bits."""
+        """The number of rows differs from batch to batch.  The buffers always have room for a whole
+        micro-batch, because the order of sums depends on their size: otherwise a resumed run would
+        not be bit-identical."""
         model.prepare(min(self.B, self.state.micro_batch), tokens.shape[1])
         return super().log_probabilities(model, tokens, targets)
 
