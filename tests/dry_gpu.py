@@ -24,6 +24,10 @@ from numba import cuda
 import nanoeuler as ne
 import nanoeuler_cuda as nc
 from nanoeuler_parts.gpu import launches
+from nanoeuler_parts.gpu_lora import LoraModel
+from nanoeuler_parts.lora.adapter import Lora
+from nanoeuler_parts.lora.base import base_of_flat
+from nanoeuler_parts.lora.model import Adapted
 from nanoeuler_parts.ranks import engine
 from nanoeuler_parts.decode import prompts, steps
 from nanoeuler_parts.tensor_cores import ptx
@@ -772,6 +776,17 @@ def everything_of_a_rank(cfg, B, T, dtype="f32"):
                         options=SimpleNamespace(dtype=dtype, matmul="wgmma", recompute=False,
                                                 optimizer="muon"))
     with_muon.update(MUON)
+
+
+def everything_of_an_adapter(cfg, B, T, dtype="f32"):
+    """A step of LoRA, losses, a decoder, and what a run stores"""
+    cfg = replace(cfg, n_mtp=1)
+    flat = np.zeros(ne.n_params(cfg), np.float64 if dtype == "f64" else np.float32)
+    model = LoraModel(cfg, Adapted(base_of_flat(cfg, flat), Lora(8, 16.0), None), dtype=dtype)
+    step(model, B, T)
+    model.losses(*np.zeros((2, B, T), np.int32))
+    model.decoder().decode(0, 0)
+    model.buffers()
 
 
 def everything_of(decoder, T):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from dry_gpu import (BASE, BIASED, Launch, LARGE, LLAMA, ONE, constants, dry_run, everything,
-                     everything_of_a_rank, lowest_rungs, wide_norms)
+                     everything_of_a_rank, everything_of_an_adapter, lowest_rungs, wide_norms)
 from helpers import ROOT, needs, slow
 from numba import cuda, types
 from numba.cuda import compiler
@@ -35,6 +35,7 @@ DOUBLE = {
     "adamw_kernel_update": "hyperparameters, once a thread: 1 - beta2 in float32 has three digits",
     "sum_rows_kernel": "sums of losses", "square_sums_kernel": "sums of squares",
     "nesterov_kernel_nesterov": "hyperparameters, and the sum of squares of a matrix",
+    "scale_kernel": "alpha / r of an adapter, which becomes float32 first",
     "normalize_kernel_normalize": "the same sum", "muon_kernel_step": "hyperparameters",
     "choose_kernel_choose": "probabilities, as nanoeuler.sample has them"}
 # those of them that may make a float64 of a float32, because they sum
@@ -157,6 +158,7 @@ def distinct(dtype, capability=(8, 9), layouts=True):
         everything(replace(ONE, tie_embeddings=True), 2, 128, dtype, naive=True)
         wide_norms(LARGE.n_embd, dtype)      # a row in registers; of xl 104 bytes are not
         everything_of_a_rank(ONE, 2, 128, dtype)
+        everything_of_an_adapter(ONE, 2, 128, dtype)
         everything(LLAMA, 2, 128, dtype)
         everything(BIASED, 2, 128, dtype)
         if dtype == "bf16":                  # heads of 128 are another kernel

@@ -55,7 +55,7 @@ PARTS = pathlib.Path(__file__).parent.parent
 # files, and the places of fields in tuples of nanoeuler.py.  So an edit of any of them recompiles
 # all kernels.
 DEVICE_CODE = [str(path) for path in (
-    PARTS.parent / "nanoeuler.py", PARTS.parent / "nanoeuler_cuda.py",
+    PARTS.parent / "nanoeuler.py", PARTS.parent / "nanoeuler_cuda.py", PARTS / "gpu_lora.py",
     *(path for folder in ("gpu", "ranks", "tensor_cores", "decode")
       for path in sorted((PARTS / folder).glob("*.py"))))]
 
