@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from dry_gpu import (BIASED, KINDS, LLAMA, RUNS, SMALL, blank, constants, dry_run, everything,
-                     everything_of_a_rank, extent, functions_of, is_array, kernels_of,
-                     lowest_rungs, name_of, step, ways)
+                     everything_of_a_rank, everything_of_an_adapter, extent, functions_of,
+                     is_array, kernels_of, lowest_rungs, name_of, step, ways)
 from helpers import ROOT, TINY, drawn, slow
 from hypothesis import given
 from hypothesis import strategies as st
@@ -405,6 +405,7 @@ def test_every_kernel_is_launched(dry):
     everything(replace(SMALL, tie_embeddings=True), 2, 64, "bf16")
     lowest_rungs()
     everything_of_a_rank(SMALL, 2, 64)
+    everything_of_an_adapter(SMALL, 2, 64)
     everything(LLAMA, 2, 64)
     everything(LLAMA, 2, 64, "bf16")
     assert sorted({x.name for x in dry.launches}) == sorted(
