@@ -14,6 +14,7 @@ Therefore one thin product serves all projections.  The gradient of B^T also has
 these blocks, and `keep_blocks` sets them to zero.
 """
 import functools
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,7 +26,8 @@ import nanoeuler_cuda as nc
 from nanoeuler_parts.gpu.launches import cuda_kernel, launch
 from nanoeuler_parts.gpu.numbers import ctype, stored, value
 from nanoeuler_parts.lora.adapter import (
-    Adapter, adapter_shapes, adapter_views, init_adapter, MATRICES, n_trained, sites_of,
+    Adapter, adapter_shapes, adapter_views, first_bad_entry, init_adapter, MATRICES, n_entries,
+    n_trained, sites_of,
 )
 from nanoeuler_parts.machine.numbers import to_bf16
 
@@ -127,35 +129,32 @@ def lora_shapes(cfg, rank):
     return Adapter(**shapes)
 
 def n_entries_on_device(cfg, rank):
-    return sum(int(np.prod(shape)) for shape in lora_shapes(cfg, rank))
+    return sum(map(math.prod, lora_shapes(cfg, rank)))
 
-def blocks_of(cfg, rank, host, device):
-    """Pairs (block of B (L, N', r), its place in B^T (L, r, N')) of all projections
-    host, device: Adapters, with the shapes of `adapter_shapes` and of `lora_shapes`"""
+def same_entries(cfg, rank, flat, found):
+    """Pairs of arrays for the same numbers of an adapter: a view of its flat buffer on the host,
+    and one of its flat buffer in the layout of the device"""
+    host = adapter_views(cfg, rank, flat)
+    device = Adapter(*ne.slices(found, lora_shapes(cfg, rank)))
+    for name in MATRICES:
+        yield getattr(host, f"{name}_a"), getattr(device, f"{name}_a")
     for site in sites_of(cfg, rank).values():
         b, bt = (getattr(x, f"{site.matrix}_b") for x in (host, device))
-        yield b[:, slice(*site.rows)], bt[:, slice(*site.columns), slice(*site.rows)]
+        yield (b[:, slice(*site.rows)].transpose(0, 2, 1),
+               bt[:, slice(*site.columns), slice(*site.rows)])
 
 def for_device(cfg, rank, flat):
     """The flat buffer of an adapter, in the layout of the device     flat: as for adapter_views"""
     found = np.zeros(n_entries_on_device(cfg, rank), flat.dtype)
-    host = adapter_views(cfg, rank, flat)
-    device = Adapter(*ne.slices(found, lora_shapes(cfg, rank)))
-    for name in MATRICES:
-        getattr(device, f"{name}_a")[...] = getattr(host, f"{name}_a")
-    for b, bt in blocks_of(cfg, rank, host, device):
-        bt[...] = b.transpose(0, 2, 1)
+    for here, there in same_entries(cfg, rank, flat, found):
+        there[...] = here
     return found
 
 def for_host(cfg, rank, found):
     """The inverse of `for_device`"""
-    flat = np.zeros(sum(int(np.prod(shape)) for shape in adapter_shapes(cfg, rank)), found.dtype)
-    host = adapter_views(cfg, rank, flat)
-    device = Adapter(*ne.slices(found, lora_shapes(cfg, rank)))
-    for name in MATRICES:
-        getattr(host, f"{name}_a")[...] = getattr(device, f"{name}_a")
-    for b, bt in blocks_of(cfg, rank, host, device):
-        b[...] = bt.transpose(0, 2, 1)
+    flat = np.zeros(n_entries(cfg, rank), found.dtype)
+    for here, there in same_entries(cfg, rank, flat, found):
+        here[...] = there
     return flat
 
 def buffers_with_adapter(rank, cfg, B, T, dtype, kept=None):
@@ -315,12 +314,6 @@ class LoraModel(nc.Model):
                 f"the rest is {nc.NAMES[self.dtype]}")
 
     def first_bad_tensor(self):
-        """The first entry of the adapter or its gradient that is not finite, in words"""
-        for kind, flat in ("parameter", self.flat), ("gradient of parameter", self.g_flat):
-            found = for_host(self.cfg, self.lora.rank, nc.to_host(flat))
-            for name, x in adapter_views(self.cfg, self.lora.rank, found)._asdict().items():
-                finite = np.isfinite(x)
-                if not finite.all():
-                    at = tuple(int(i) for i in np.unravel_index(finite.argmin(), x.shape))
-                    return f"{kind} {name}{list(at)} is {x[at]}"
-        return "the loss is not finite"
+        cfg, rank = self.cfg, self.lora.rank
+        return first_bad_entry(cfg, rank, *(for_host(cfg, rank, nc.to_host(x))
+                                            for x in (self.flat, self.g_flat)))

@@ -113,6 +113,16 @@ def init_adapter(cfg, lora, seed, dtype=np.float32):
         a[...] = rng.uniform(-bound, bound, a.shape)
     return flat
 
+def first_bad_entry(cfg, rank, flat, g_flat):
+    """The first entry of an adapter or its gradient that is not finite, in words"""
+    for kind, x in ("parameter", flat), ("gradient of parameter", g_flat):
+        for name, x in adapter_views(cfg, rank, x)._asdict().items():
+            finite = np.isfinite(x)
+            if not finite.all():
+                at = tuple(int(i) for i in np.unravel_index(finite.argmin(), x.shape))
+                return f"{kind} {name}{list(at)} is {x[at]}"
+    return "the loss is not finite"
+
 def delta_of(a, b, scale):
     """s B A (N, K), which an adapter adds to W     a (r, K), b (N, r)"""
     with np.errstate(over="ignore", invalid="ignore"):   # who samples from the logits reports it

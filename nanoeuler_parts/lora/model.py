@@ -12,7 +12,7 @@ from nanoeuler import (
     tile_width, token_weights,
 )
 from nanoeuler_parts.lora.adapter import (
-    adapter_views, init_adapter, Lora, MATRICES, n_trained, shape_of, sites_of,
+    adapter_views, first_bad_entry, init_adapter, Lora, MATRICES, n_trained, shape_of, sites_of,
 )
 from nanoeuler_parts.lora.base import Base
 from nanoeuler_parts.lora.decoder import LoraDecoder
@@ -371,15 +371,7 @@ class LoraModel:
         return f"{device}; LoRA trains {n_trained(self.cfg, self.lora):,}, the rest is {of}"
 
     def first_bad_tensor(self):
-        """The first entry of the adapter or its gradient that is not finite, in words"""
-        for kind, flat in ("parameter", self.flat), ("gradient of parameter", self.g_flat):
-            views = adapter_views(self.cfg, self.lora.rank, flat)
-            for name, x in views._asdict().items():
-                finite = np.isfinite(x)
-                if not finite.all():
-                    at = tuple(int(i) for i in np.unravel_index(finite.argmin(), x.shape))
-                    return f"{kind} {name}{list(at)} is {x[at]}"
-        return "the loss is not finite"
+        return first_bad_entry(self.cfg, self.lora.rank, self.flat, self.g_flat)
 
 def adapter_shapes_of(cfg, rank):
     """{matrix: n r}, the number of rows of its stacked A"""

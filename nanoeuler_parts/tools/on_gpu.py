@@ -48,7 +48,7 @@ class DpoRun(CountsGpus, dpo.DpoRun):
 
 class RlRun(rl.RlRun):
     verb, Options = "r", options_class("r", rl.ChecksReward)
-    row_unit = 64                            # tensor cores attend faster, and lengths repeat
+    row_unit = 64                            # whole tiles, which attention on `wgmma` needs
 
     def __init__(self, *args, **named):
         super().__init__(*args, **named)
