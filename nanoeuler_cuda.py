@@ -1267,6 +1267,7 @@ def head_norm_kernels(D):
         exists = head < rstd.size            # all lanes take part in head_sum, also without a head
         head = min(head, rstd.size - 1)
         t, h = head // heads, head % heads
+        gain = q_gain if h < H else k_gain
         x, zero = cuda.local.array(KEPT, ctype(qkv)), ctype(qkv).type(0)
         ss = zero
         for j in range(CHUNKS):
@@ -1280,9 +1281,9 @@ def head_norm_kernels(D):
         r = ctype(qkv).type(1) / math.sqrt(head_sum(ss) / ctype(qkv).type(D) + eps)
         for j in range(CHUNKS):
             i = (LANES * j + lane) * W
-            few, of_k = load(q_gain, min(i, D - W)), load(k_gain, min(i, D - W))
+            few = load(gain, min(i, D - W))
             for c in range(W):
-                few[c] = (few[c] if h < H else of_k[c]) * x[W * j + c] * r
+                few[c] = few[c] * x[W * j + c] * r
             if exists and i < D:
                 store(qkv, t * QKV + h * D + i, few)
         if exists and lane == 0:
@@ -1309,29 +1310,28 @@ def head_norm_kernels(D):
                 exists = h < heads
                 h = min(h, heads - 1)
                 r, mean, of_head_q = rstd[t, h], zero, h < H
+                gain = q_gain if of_head_q else k_gain
                 for j in range(CHUNKS):
                     i = (LANES * j + lane) * W
                     at = min(i, D - W)
                     a, b = load(qk, (t * heads + h) * D + at), load(dqkv, t * QKV + h * D + at)
-                    gain, gain_k = load(q_gain, at), load(k_gain, at)
+                    g = load(gain, at)
                     for c in range(W):
                         x[W * j + c], dy[W * j + c] = a[c], b[c]
-                        g = gain[c] if of_head_q else gain_k[c]
-                        mean += g * b[c] * a[c] if i < D else zero
+                        mean += g[c] * b[c] * a[c] if i < D else zero
                 # rstd * mean of gain*dy*u
                 mean = head_sum(mean) * r * r / ctype(partial).type(D)
                 for j in range(CHUNKS):
                     i = (LANES * j + lane) * W
                     at = min(i, D - W)
-                    gain, gain_k = load(q_gain, at), load(k_gain, at)
+                    g = load(gain, at)
                     dx = a                   # the same registers
                     for c in range(W):
                         k = W * j + c
                         du = dy[k] * x[k] * r if exists else zero
                         of_q[k] += du if of_head_q else zero
                         of_k[k] += zero if of_head_q else du
-                        g = gain[c] if of_head_q else gain_k[c]
-                        dx[c] = r * (g * dy[k] - x[k] * mean)
+                        dx[c] = r * (g[c] * dy[k] - x[k] * mean)
                     if exists and i < D:
                         store(dqkv, t * QKV + h * D + i, dx)
         sums = cuda.shared.array(SUMS, ctype(partial))
