@@ -394,9 +394,10 @@ def command_of(e):
             f"--pairs {pairs}")
 
 
-def card_text(e, wrong=()):
+def card_text(e, wrong=(), same_at=None):
     """MODEL.md, of what evaluation.json holds
-    wrong: numbers of the conversations that somebody has read and found wrong"""
+    wrong      numbers of the conversations that somebody has read and found wrong
+    same_at    commit of another run that gave the same model"""
     cfg, one, other = e["config"], e["float32"], e["int8"]
     heads = "one output head" if cfg["n_mtp"] == 1 else f"{cfg['n_mtp']} output heads"
     ended = sum(x["ended"] for x in e["everyday"])
@@ -457,7 +458,8 @@ def card_text(e, wrong=()):
     for h in e["history"]:
         unused = "minutes" if h["options"].get("steps") else ""
         settings = ", ".join(f"{key} {value}" for key, value in h["options"].items()
-                             if value not in (0, 0.0, "") and key != unused)
+                             if value not in (0, 0.0, "") and key != unused
+                             and (key != "lora_targets" or h["options"].get("lora")))
         lines.append(f"| {h['stage']} | {h['steps']:,} | {h['tokens']:,} | {h['seconds'] / 60:.1f} "
                      f"| {h['bits_per_byte']:.4f} | {settings} |")
     lines += ["", "The column \"held out\" is the validation at the end of each stage:", "",
@@ -480,8 +482,10 @@ def card_text(e, wrong=()):
     else:
         minutes = sum(h["seconds"] for h in e["history"]) / 60
         gpu = " on one GPU" if "NVIDIA" in e["device"] else ""
+        again = (f"Two runs on {e['device'].split(', ')[0]}s, at commits {same_at} and "
+                 f"{e['commit']}, gave the same parameters, bit by bit. ") if same_at else ""
         lines += ["", f"**Rebuild it** with `make data-books` and `make model`, at commit "
-                  f"{e['commit']}. Training takes {minutes:.0f} minutes{gpu}. "
+                  f"{e['commit']}. Training takes {minutes:.0f} minutes{gpu}. {again}"
                   "`python bench/make_model.py all --text YOURS` makes another model in the same "
                   "way, from a text of yours."]
     lines += ["", "## Samples, not selected", "",
@@ -543,7 +547,8 @@ def card(args):
     found = json.loads((args.folder / "evaluation.json").read_text(encoding="utf-8"))
     ne.need(found["sha256"] == sha256_of(args.folder / "model.bin"),
             f"{args.folder / 'evaluation.json'} is of another model.bin; run evaluate first")
-    (args.folder / "MODEL.md").write_text(card_text(found, args.wrong), encoding="utf-8")
+    (args.folder / "MODEL.md").write_text(card_text(found, args.wrong, args.same_at),
+                                           encoding="utf-8")
     worse = found["int8"]["answers"] / found["float32"]["answers"] - 1
     print(f"{args.folder / 'MODEL.md'} is written; int8 costs {percent(worse)}"
           f"{'' if worse <= ALIKE else ', MORE than it may'}.  To ship both:\n    "
@@ -574,6 +579,8 @@ def parse(argv):
     parser.add_argument("--commit", help="of the code, where git does not know")
     parser.add_argument("--wrong", type=int, nargs="+", default=(), metavar="NUMBER",
                         help="conversations to mark as wrong in the card, once you have read them")
+    parser.add_argument("--same-at", metavar="COMMIT", help="of another run that gave the same "
+                        "parameters, for the card")
     parser.add_argument("--trained-on", metavar="DEVICE", help="if it is not this one")
     for name in STAGES:
         parser.add_argument(f"--{name}", dest=f"{name}_flags", default="", metavar="FLAGS",

@@ -152,19 +152,19 @@ def test_a_card_says_whether_the_model_can_be_rebuilt(monkeypatch):
 
     refused = {"refused": 41, "of": 50, "answerable_refused": 2, "answerable": 50}
 
-    def card(*names, device="NVIDIA H200", wrong=()):
+    def card(*names, device="NVIDIA H200", wrong=(), same_at=None, options=None):
         data = [{"file": name, "bytes": 5, "sha256": "0" * 64, "what": "?"}
                 for name in (*names, "examples.json")]
         config = ne.asdict(ne.PRESETS["small"])
         history = [{"stage": stage, "steps": 1, "tokens": 1, "seconds": 150, "bits_per_byte": 1.0,
-                    "options": {}} for stage in ("pretrain", "sft")]
+                    "options": options or {}} for stage in ("pretrain", "sft")]
         return make_model.card_text({
             "commit": "abc1234", "seed": 1, "kind": "chat", "device": device, "history": history,
             "config": config, "parameters": 5, "sha256": "0" * 64, "bytes": 5, "data": data,
             "mixture": {"examples": 1, "of_skill": 1, "skill_share_of_tokens": 0.2},
             "held_out_answers": 1, "questions": 6, "float32": figures, "int8": figures,
             "everyday": [{"id": i, "kind": "fact", "turns": ["hi"], "answers": ["Hello!"],
-                          "ended": True} for i in (1, 2)], "refusals": refused}, wrong)
+                          "ended": True} for i in (1, 2)], "refusals": refused}, wrong, same_at)
 
     ours = card(*names)
     assert "**Made by**: `make model`, at commit abc1234" in ours
@@ -175,6 +175,10 @@ def test_a_card_says_whether_the_model_can_be_rebuilt(monkeypatch):
     marked = card(*names, wrong=[2])
     assert "1 of these 2 conversations are right" in marked
     assert "1. *fact*\n" in marked and "2. *fact*, **wrong**\n" in marked
+    assert "Two runs" not in ours            # unless somebody has compared them
+    assert "Two runs on NVIDIA H200s, at commits 12345ab and abc1234, gave" in card(*names, same_at="12345ab")
+    assert "lora" not in card(*names, options={"lora_targets": "q", "lora": 0})
+    assert "lora_targets q" in card(*names, options={"lora_targets": "q", "lora": 8})
     assert " on one GPU" not in card(*names, device="2 threads")
     other = card("mine.txt", *names[1:])
     assert "**You cannot rebuild this file.** `mine.txt`: not distributed" in other
