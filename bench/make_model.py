@@ -441,7 +441,7 @@ def card_text(e, wrong=(), same_at=None):
     lines += [
         f"| ... together, of {e['questions']} | {sum(one['skill'].values())} | "
         f"{sum(other['skill'].values())} |", "",
-        f"The model refuses to answer {said['refused']} of {said['of']} questions about things "
+        f"The model declines to answer {said['refused']} of {said['of']} questions about things "
         f"that do not exist, and {said['answerable_refused']} of {said['answerable']} answerable "
         "ones (`python bench/refusals.py`).", "",
         f"Rounding to int8 changes the bits per byte of answers by "
@@ -490,13 +490,13 @@ def card_text(e, wrong=(), same_at=None):
                   "way, from a text of yours."]
     lines += ["", "## Samples, not selected", "",
               f"The {len(e['everyday'])} conversations of `bench/everyday_prompts.jsonl`, with "
-              "greedy answers. The prompts were written before the first training example, and "
-              "the training data leaves out every question of theirs that has more than two words. "
-              "Short ones, as *hi*, occur in both. Recipes were compared on these prompts.", ""]
+              "greedy answers. The prompts were written before the first training example. Their "
+              "questions of more than two words were left out of the training data, and shorter "
+              "ones, such as *hi*, occur in both. Recipes were compared on these prompts.", ""]
     if wrong:
         lines += [f"{len(e['everyday']) - len(wrong)} of these {len(e['everyday'])} conversations "
-                  "are right, by our own reading. The others are marked as wrong: an answer of "
-                  "theirs is false, senseless or beside the question.", ""]
+                  "are right, by our own reading. The others are marked as wrong: at least one "
+                  "answer is false, senseless or does not fit the question.", ""]
     for x in e["everyday"]:
         lines += ["", f"{x['id']}. *{x['kind']}*" + (", **wrong**" if x["id"] in wrong else "")]
         for turn, answer in zip(x["turns"], x["answers"]):
