@@ -1,7 +1,7 @@
 """Adapters as files, and beside PEFT: the same losses, the same logits both ways, what is none."""
 import json
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -16,8 +16,8 @@ from nanoeuler_parts.kernels import compile_lora_kernels
 from nanoeuler_parts.lora.adapter import Lora, n_entries, targets_in, tensors_of
 from nanoeuler_parts.lora.base import base_of_file
 from nanoeuler_parts.lora.files import (
-    adapted_params, checksum_of, CONFIG, merge_into, peft_name, peft_tensors, read_adapter,
-    read_run, WEIGHTS, write_adapter, write_run,
+    adapted_params, checksum_of, COMPUTED, CONFIG, merge_into, peft_name, peft_tensors,
+    read_adapter, read_run, WEIGHTS, write_adapter, write_run,
 )
 from nanoeuler_parts.lora.model import Adapted, LoraModel
 
@@ -227,11 +227,36 @@ def test_an_adapter_brings_how_its_training_asked_and_ended_answers(folder):
     (dict(rank_pattern={"q_proj": 4}), ["its rank_pattern"]),
     (dict(modules_to_save=["lm_head"]), ["its modules_to_save is ['lm_head']"]),
     (dict(use_rslora="yes"), ["its use_rslora is 'yes'"]),
-    (dict(layer_replication=[[0, 1]]), ["its layer_replication"])])
+    (dict(layer_replication=[[0, 1]]), ["its layer_replication"]),
+    *((dict(init_lora_weights=x), [f"its init_lora_weights is '{x}', expected True"])
+      for x in ("pissa", "pissa_niter_4", "olora", "corda", "lora_ga", "loftq")),
+    (dict(alora_invocation_tokens=[1, 2]), ["its alora_invocation_tokens is [1, 2]"]),
+    (dict(use_qalora=True), ["its use_qalora is True, expected False"]),
+    (dict(use_bdlora={"nblocks": 2}), ["its use_bdlora"]), (dict(kasa_config={}), ["its kasa_"]),
+    (dict(arrow_config={}), ["its arrow_"]), (dict(monteclora_config={}), ["its monteclora_"])])
 def test_settings_that_are_not_computed_are_rejected(folder, values, words):
     path, adapter = folder
     change(adapter / CONFIG, **values)
     rejected(path, adapter, *words, str(adapter))
+
+
+# Settings of PEFT that do not change what a trained adapter computes, or that its tensors show
+WITHOUT_EFFECT = {
+    "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
+    "inference_mode", "target_modules", "exclude_modules", "lora_dropout", "layers_to_transform",
+    "layers_pattern", "megatron_config", "megatron_core", "loftq_config", "eva_config",
+    "corda_config", "lora_ga_config", "velora_config", "qalora_group_size", "runtime_config",
+    "ensure_weight_tying"}
+
+
+def test_every_setting_of_peft_is_known():
+    """One that a newer PEFT adds may be another formula: it belongs to COMPUTED or to these."""
+    peft = needs("peft")
+    names = {field.name for field in fields(peft.LoraConfig)}
+    ours = {*COMPUTED, "r", "lora_alpha", "use_rslora"}
+    assert names <= ours | WITHOUT_EFFECT and not ours & WITHOUT_EFFECT
+    values = peft.LoraConfig(task_type="CAUSAL_LM").to_dict()
+    assert {values[name] in COMPUTED[name] for name in COMPUTED if name in values} == {True}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", "\ufeff{}", "{" * 5000, '{"r": 1e999}'])
