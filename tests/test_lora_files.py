@@ -259,6 +259,23 @@ def test_every_setting_of_peft_is_known():
     assert {values[name] in COMPUTED[name] for name in COMPUTED if name in values} == {True}
 
 
+def test_a_merge_that_is_not_finite_is_an_error(folder):
+    """Finite numbers whose product is infinite: merged at once, and layer by layer for a decoder"""
+    path, adapter = folder
+    c, lora = ne.read_checkpoint(str(path)), Lora(2, 4.0)
+    flat = random_adapter(c.cfg, lora)
+    a, b = tensors_of(c.cfg, lora, flat)["up"]
+    a[1, 0, 3], b[1, -1, 0] = 1e30, 1e30
+    write_adapter(str(adapter), c.cfg, lora, flat, c.state, "")
+    found = read_adapter(str(adapter), c.cfg)
+    with pytest.raises(bpe.UserError, match="layer 1, up with its adapter: .*expected a finite"):
+        merge_into(c, found)
+    params = adapted_params(open_checkpoint(str(path)), found)
+    assert np.isfinite(params.gate_up[0]).all()
+    with pytest.raises(bpe.UserError, match="layer 1, gate_up with its adapter: .* a finite"):
+        params.gate_up[1]
+
+
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", "\ufeff{}", "{" * 5000, '{"r": 1e999}'])
 def test_a_config_that_is_none(folder, text):
     path, adapter = folder
@@ -330,6 +347,44 @@ def test_a_damaged_file_is_rejected(folder):
     rejected(path, adapter, "the checksum does not match")
     (adapter / WEIGHTS).write_bytes(data[:-100])
     rejected(path, adapter, "the file is incomplete or damaged")
+
+
+NAMES = ("model.embed_tokens.weight", "model.layers.0.self_attn.v_proj.weight",
+         "model.layers.1.mlp.down_proj.weight", "lm_head.weight")
+
+
+@pytest.mark.parametrize("stored", ["f32", "bf16", "int8"])
+def test_a_model_that_is_not_finite_is_not_adapted(stored, folder, tmp_path):
+    """The last entry of each kind of matrix, or its scale, and of a gain.  The largest finite
+    number, and the smallest one, are read."""
+    path, low = folder[0], tmp_path / "low.bin"
+    c = ne.read_checkpoint(str(path))
+    ne.write_checkpoint(str(low), c.cfg, c.tokenizer, c.state, c.flat, (), stored)
+    meta, tensors = map_tensors(str(low))
+    tensors = {name: np.array(x) for name, x in tensors.items()}
+    kinds = {"f32": np.float32, "bf16": np.uint16, "int8": np.int8}
+    assert tensors[NAMES[1]].dtype == kinds[stored]
+    # as the upper half of a float32: the largest number, the smallest one, infinities, and NaNs
+    largest, smallest, *bad = 0x7F7F, 0x8001, 0x7F80, 0xFF80, 0x7FC0, 0xFFC0, 0x7F81
+
+    def base_with(name, bits):
+        x = tensors[name]
+        value = np.array([bits], np.uint16) if x.dtype == np.uint16 else np.array(
+            [bits << 16], np.uint32).view(np.float32)
+        before, x[(-1,) * x.ndim] = x[(-1,) * x.ndim], value[0]
+        write_tensors(str(low), {k: v for k, v in meta.items() if k != "sha256"}, tensors, "",
+                      "BF16")
+        x[(-1,) * x.ndim] = before
+        return base_of_file(open_checkpoint(str(low)))
+
+    for name in (*NAMES, "model.layers.1.input_layernorm.weight", "model.norm.weight"):
+        if stored == "int8" and name in NAMES:
+            name = f"{name}_scale"
+        for bits in bad:
+            with pytest.raises(bpe.UserError, match=f"{name}.* expected a (finite|positive)"):
+                base_with(name, bits)
+        for bits in (0x3F80,) if name.endswith("_scale") else (largest, smallest):
+            base_with(name, bits)
 
 
 @pytest.mark.parametrize("act, words", [
