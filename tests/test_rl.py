@@ -333,7 +333,10 @@ def test_a_reward_of_ones_own(tmp_path):
     ("return float('nan')", ["returned nan, expected a finite number"]),
     ("return 1e999", ["returned inf"]),
     ("return None", ["returned None"]),
-    ("return '1'", ["returned '1'"]),
+    ("return '1'", ["returned '1'"]), ("return 10**400", ["returned 1000"]),
+    ("return -10**5000", ["returned an object of type int, expected a finite number"]),
+    ("return type('X', (), dict(__repr__=lambda x: 1 / 0))()", ["returned an object of type X"]),
+    ("raise type('X', (Exception,), dict(__str__=lambda x: 1 / 0))", ["raised X, line 2"]),
     ("while True: pass", ["took more than 1 second"])])
 def test_a_reward_that_fails_is_reported_once(body, words, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(rewards, "SLOWEST", 0.2 if "while" in body else 60.0)
