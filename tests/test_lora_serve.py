@@ -226,6 +226,19 @@ def test_tokens_of_an_adapter_are_explained(there):
     assert len({*last.values()}) == 3
 
 
+def test_an_explanation_is_that_of_the_adapter_that_answers(file, tmp_path):
+    """Also if its folder has another adapter by then, as after another training"""
+    shutil.copytree(folder(file, "pirate"), tmp_path / "pirate")
+    asked = {"model": "pirate", "tokens": [1, 2, 3], "chosen": 5}
+    with serving(file, adapter=[str(tmp_path / "pirate")]) as (address, _):
+        p = post(address, "/api/explain", asked)[2]["chosen"]["p"]
+        flat = 3 * read_adapter(folder(file, "pirate"), CFG).flat
+        write_adapter(str(tmp_path / "pirate"), CFG, LORAS["pirate"], flat, ne.load(file).state,
+                      checksum_of(file))
+        steps = post(address, "/api/explain", {**asked, "trajectory": True})[2]["steps"]
+    assert steps[-1]["p"] == pytest.approx(p, rel=1e-3)
+
+
 def test_a_base_model_answers_with_an_adapter(file, tmp_path, tokenizer):
     base = chat_model(tmp_path / "base.bin", tokenizer, CFG, kind="base", template="")
     hello = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
