@@ -778,11 +778,16 @@ def everything_of_a_rank(cfg, B, T, dtype="f32"):
     with_muon.update(MUON)
 
 
+def adapted(cfg, dtype="f32", flat=None):
+    """A LoraModel of these frozen parameters"""
+    if flat is None:
+        flat = np.zeros(ne.n_params(cfg), np.float64 if dtype == "f64" else np.float32)
+    return LoraModel(cfg, Adapted(base_of_flat(cfg, flat), Lora(8, 16.0), None), dtype=dtype)
+
+
 def everything_of_an_adapter(cfg, B, T, dtype="f32"):
     """A step of LoRA, losses, a decoder, and what a run stores"""
-    cfg = replace(cfg, n_mtp=1)
-    flat = np.zeros(ne.n_params(cfg), np.float64 if dtype == "f64" else np.float32)
-    model = LoraModel(cfg, Adapted(base_of_flat(cfg, flat), Lora(8, 16.0), None), dtype=dtype)
+    model = adapted(replace(cfg, n_mtp=1), dtype)
     step(model, B, T)
     model.losses(*np.zeros((2, B, T), np.int32))
     model.decoder().decode(0, 0)

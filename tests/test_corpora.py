@@ -812,6 +812,100 @@ def test_books_are_chosen_ordered_and_held_out(books, shelf, tmp_path, monkeypat
     assert held_out.strip().count(b"\n\n\n") == 0 and train + held_out == data
 
 
+RAIN = "It was the rain of all that he had seen. " * 30
+GOVERNMENT = "public domain, U.S. government"
+FILLED = "xylem phloem cambium "                # no common words
+
+
+def about(books, **changes):
+    """A document of 1929 without an open license"""
+    return books.Document("novels/rain.xml", "Rain", "A. Reader", 1929, "", books.PUBLIC,
+                          ("rain.xml",), RAIN)._replace(**changes)
+
+
+@unit
+@pytest.mark.parametrize("changes", [
+    dict(), dict(year=-760, translator="S. Butler, 1898"), dict(translator="J. Doe, 1929"),
+    dict(license="CC BY 3.0", year=2014), dict(license="CC BY 3.0", author="", year=None),
+    dict(license=GOVERNMENT, year=2015), dict(text=RAIN[:1000]),
+    dict(text=("the " + FILLED) * 100), dict(text=RAIN * 100 + FILLED * 20_000)])
+def test_documents_that_may_be_used(books, changes):
+    assert books.why_left_out(about(books, **changes), books.LARGEST) == ""
+
+
+@unit
+@pytest.mark.parametrize("changes, reason", [
+    (dict(year=1930), "published after 1929"), (dict(year=None), "author or year unknown"),
+    (dict(author=""), "author or year unknown"),
+    (dict(license="public domain, markup CC BY 4.0", year=1930), "published after 1929"),
+    (dict(translator="J. Doe, 1930"), "translated by somebody unknown, or after 1929"),
+    (dict(translator="?"), "translated by somebody unknown, or after 1929"),
+    (dict(translator="J. Doe"), "translated by somebody unknown, or after 1929"),
+    (dict(license="CC BY 3.0", translator="J. Doe, 1930"),
+     "translated by somebody unknown, or after 1929"),
+    (dict(title=""), "no title, or fewer than 1,000 characters"),
+    (dict(text=RAIN[:999]), "no title, or fewer than 1,000 characters"),
+    (dict(text=("the " + FILLED + FILLED) * 100), "not English prose"),
+    (dict(text=FILLED * 6000 + RAIN * 1000), "not English prose"), (dict(text="1 " * 1000),
+                                                                    "not English prose")])
+def test_each_reason_leaves_a_document_out(books, changes, reason):
+    assert books.why_left_out(about(books, **changes), 1000) == reason
+
+
+@unit
+def test_a_file_that_is_too_large_is_left_out(books):
+    assert books.why_left_out(about(books), 4_000_001) == "file of more than 4 MB"
+
+
+@unit
+def test_classics_fill_the_rest_of_the_bytes(books, monkeypatch):
+    """In the order of the text, each that fits; all that are no classics.  Sizes are in bytes."""
+    def named(i, n, source=books.CLASSICS.name):
+        return about(books, name=f"{source}/{i}.md", text="\u00e9" * n)
+
+    found = [named(i, 20 + 7 * i) for i in range(12)] + [named(i, 30, "sotu") for i in range(3)]
+    sizes = {d.name: len(d.text.encode()) + 3 for d in found}
+    others = [d.name for d in found if d.name.startswith("sotu")]
+    lengths = set()
+    for most in range(190, 1900, 31):
+        monkeypatch.setattr(books, "BYTES", most)
+        names = [d.name for d in books.chosen(found)]
+        lengths.add(len(names))
+        assert {*others} <= {*names}
+        used = sum(map(sizes.get, others))
+        for name in sorted(sizes.keys() - others, key=lambda x: hashlib.sha256(
+                x.encode()).hexdigest()):
+            assert (name in names) == (used + sizes[name] <= most), (most, name)
+            used += sizes[name] * (name in names)
+    assert {3, 15} <= lengths and len(lengths) > 8
+
+
+@unit
+def test_a_document_of_which_half_is_in_longer_ones_is_a_duplicate(books):
+    rng = np.random.default_rng(1)
+
+    def words(n):
+        letters = rng.integers(97, 123, (n, 9)).astype(np.uint8)
+        return [bytes(word).decode() for word in letters]
+
+    def kept(*texts):
+        found = [about(books, name=f"{i}", text=" ".join(x)) for i, x in enumerate(texts)]
+        return {int(d.name) for d in books.distinct(found)}
+
+    long = words(4000)
+    for share, is_kept in ((0.4, True), (0.6, False)):
+        n = int(2000 * share)
+        part = long[500:500 + n] + words(2000 - n)
+        assert kept(part, long) == ({0, 1} if is_kept else {1})
+    assert kept(long[:40], long) == {0, 1}   # too short to tell
+
+
+@unit
+def test_two_percent_of_the_bytes_are_held_out_at_most(books):
+    assert books.cut([1] * 100) == 98 and books.cut([1] * 49) == 48
+    assert books.cut([50, 50]) == 1 and books.cut([10**4, 1, 210, 1, 1]) == 3
+
+
 @unit
 def test_a_second_folder_holds_the_same_books(books, shelf, tmp_path, monkeypatch, capsys):
     """Whether the sources are plain folders, clones or archives of a commit"""

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from dry_gpu import (BIASED, KINDS, LLAMA, RUNS, SMALL, blank, constants, dry_run, everything,
+from dry_gpu import (BIASED, KINDS, LLAMA, RUNS, SMALL, adapted, blank, constants, dry_run,
+                     everything,
                      everything_of_a_rank, everything_of_an_adapter, extent, functions_of,
                      is_array, kernels_of, lowest_rungs, name_of, step, ways)
 from helpers import ROOT, TINY, drawn, slow
@@ -29,6 +30,7 @@ from nanoeuler_parts.decode.attend import heads_per_block, keys_per_split, MERGE
 from nanoeuler_parts.decode.products import TURNS_AT_ONCE, whole_smem
 from nanoeuler_parts.decode.prompts import Prompts
 from nanoeuler_parts.gpu import launches
+from nanoeuler_parts.lora.adapter import MATRICES
 
 pytestmark = pytest.mark.usefixtures("old_objects_are_no_garbage")
 
@@ -411,6 +413,82 @@ def test_every_kernel_is_launched(dry):
     assert sorted({x.name for x in dry.launches}) == sorted(
         [name for file in launches.DEVICE_CODE for name in kernels_of(Path(file))]
         + kernels_of(ROOT / "tests/oracles/naive_attention.py"))
+
+
+def test_an_update_of_an_adapter_ends_with_its_scaled_copy(dry):
+    """The gradient outside of the blocks is set to zero before its norm is computed.  The next step
+    multiplies by s A and s B^T of this update.  What is stored is what AdamW has updated."""
+    model = adapted(SMALL, "bf16")
+    assert [x.name for x in dry.launches][-1] == "scale_kernel"          # of the first step
+    model.prepare(2, 64)
+    del dry.launches[:]
+    model.update(ne.Hyper(*np.ones(8)))
+    names = [x.name.removesuffix("_update") for x in dry.launches]
+    kept = [x.args[0] for x in dry.launches if x.name == "keep_blocks_kernel"]
+    assert names[:2] == ["keep_blocks_kernel"] * 2 and names[-1] == "scale_kernel"
+    assert names[2:-1] == ["square_sums_kernel", "adamw_kernel"]
+    assert [extent(x)[0] for x in kept] == [
+        extent(x.b)[0] for x in (model.g.qkv[0], model.g.gate_up[0])]
+    p, w, g, m, v, *_ = dry.launches[-2].args
+    assert [extent(x) for x in (p, w, g)] == [
+        extent(x) for x in (model.flat, model.copies, model.g_flat)]
+    assert [extent(x) for x in dry.launches[-1].args[:2]] == [
+        extent(x) for x in (model.scaled, model.flat)]
+    read = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nc, "to_host", lambda x: read.append(extent(x)) or np.zeros(x.shape))
+        model.buffers()
+    assert read == [extent(x) for x in (p, m, v)] and len({*read}) == 3
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_each_product_of_an_adapter_is_scaled_once(dry, dtype):
+    """Of x A^T B^T and of its decoder's B A, one factor has s and the other one has not."""
+    model, products = adapted(SMALL, dtype), []
+    first, end = extent(model.scaled)
+
+    def is_scaled(x):
+        a, b = extent(x)
+        assert (first <= a and b <= end) != (
+            extent(model.copies)[0] <= a and b <= extent(model.copies)[1])
+        return first <= a
+
+    for layers in (getattr(model.w, name) for name in MATRICES):
+        assert len(layers) == SMALL.n_layer
+        for x in layers:
+            assert [is_scaled(y) for y in (x.a, x.a_scaled, x.b, x.b_scaled)] == [0, 1, 0, 1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nc, "transposed", lambda x: x)
+        patch.setattr(nc, "batched_matmul", lambda out, x, y, add: products.append((x, y, add)))
+        model.decoder()
+    assert len(products) == 4 * SMALL.n_layer and all(add for *_, add in products)
+    assert all(is_scaled(x) + is_scaled(y) == 1 for x, y, _ in products)
+
+
+def test_each_frozen_matrix_comes_from_its_own(dry):
+    """The copies to the device, by the numbers that they copy: each tensor has one of its own."""
+    for cfg in SMALL, replace(LLAMA, n_layer=2):
+        cfg, copied = replace(cfg, n_mtp=1), []
+        flat = np.zeros(ne.n_params(cfg), np.float32)
+        tensors = [part for x in ne.views(flat, ne.param_table(cfg)) if x.size
+                   for part in ([x] if x.ndim == 1 or len(x) == cfg.vocab_size else x)]
+        for i, x in enumerate(tensors):
+            x[...] = i
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nc.DeviceNDArray, "copy_to_device", lambda to, x, stream=0:
+                          copied.append((extent(to)[0], np.unique(x).tolist())))
+            model = adapted(cfg, "f32", flat)
+        copied = [x for x in copied if x[0] in {extent(y)[0] for y in parts_of(model)}]
+        place = {extent(x)[0]: i for i, x in enumerate(parts_of(model))}
+        assert len(place) == len(tensors) == len(copied)
+        assert all(numbers == [place[at]] for at, numbers in copied), cfg
+
+
+def parts_of(model):
+    """The frozen tensors on the device, a layer at a time, in the order of the table"""
+    V = model.cfg.vocab_size
+    return [part for x in model.p if x.size
+            for part in ([x] if x.ndim == 1 or len(x) == V else [x[i] for i in range(len(x))])]
 
 
 def test_tensor_cores_multiply_all_matrices_of_the_presets(dry):

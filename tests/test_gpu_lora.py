@@ -1,5 +1,6 @@
 """LoRA on a GPU, as far as a CPU can tell: the layout of an adapter, and its products."""
 import importlib.util
+from types import FunctionType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,3 +103,46 @@ def test_the_table_of_an_adapter_has_no_gaps():
     for name, host in adapter_shapes(CFG, RANK)._asdict().items():
         L, rows, _ = getattr(shapes, name)
         assert L == CFG.n_layer and rows % RANK == 0 and (name[-1] == "b" or host[1] == rows)
+
+
+class OneByOne:
+    """Runs a kernel as Python, its blocks and threads one after another"""
+
+    def __init__(self, kernel, grid, block):
+        self.kernel, self.grid, self.block_size = kernel, grid, block
+
+    def __call__(self, *args):
+        for block in range(self.grid):
+            for thread in range(self.block_size):
+                place = SimpleNamespace(
+                    blockIdx=SimpleNamespace(x=block), threadIdx=SimpleNamespace(x=thread),
+                    blockDim=SimpleNamespace(x=self.block_size),
+                    grid=lambda n: block * self.block_size + thread,     # noqa: B023
+                    gridsize=lambda n: self.grid * self.block_size)
+                names = {"cuda": place, "ctype": lambda x: x.dtype, "value": lambda x: x,
+                         "stored": lambda out, x: x}
+                FunctionType(self.kernel.py_func.__code__,
+                             {**self.kernel.py_func.__globals__, **names})(*args)
+
+
+def test_only_the_blocks_of_a_gradient_are_kept():
+    """Of B^T of q, k and v, and of gate and up: the entries that have a place on the host"""
+    rank, cfg = 3, ne.replace(CFG, n_layer=2)
+    everywhere = np.arange(1.0, 1 + gpu_lora.n_entries_on_device(cfg, rank))
+    want = gpu_lora.for_device(cfg, rank, gpu_lora.for_host(cfg, rank, everywhere))
+    device, wanted = (Adapter(*ne.slices(x, gpu_lora.lora_shapes(cfg, rank)))
+                      for x in (everywhere, want))
+    for name in MATRICES:
+        g, ends = getattr(device, f"{name}_b"), [0, *(
+            site.rows[1] for site in sites_of(cfg, rank).values() if site.matrix == name)]
+        rows = g.reshape(-1, g.shape[2])
+        OneByOne(gpu_lora.keep_blocks_kernel, len(rows), 4)(rows, np.array(ends, np.int32), rank)
+        assert np.array_equal(g, getattr(wanted, f"{name}_b")), name
+    assert np.array_equal(everywhere, want)
+
+
+@pytest.mark.parametrize("n", [1, 7, 40])
+def test_each_entry_is_scaled(n):
+    x, out = np.random.default_rng(1).standard_normal(n), np.full(n, np.nan)
+    OneByOne(gpu_lora.scale_kernel, 2, 4)(out, x, 0.7)
+    assert np.array_equal(out, 0.7 * x)

@@ -322,6 +322,34 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
     assert math.isfinite(model.update(hyper(1))[1])
 
 
+@pytest.mark.parametrize("room", [1, 1 << 22, 1 << 30])
+def test_the_size_of_a_micro_batch_does_not_depend_on_threads(room, monkeypatch):
+    """Gradients are summed over micro-batches, so another size would give other bits."""
+    monkeypatch.setattr(lora_model, "MOST_ROOM", room)
+    model, found = model_of(WIDE, random_flat(WIDE, 1, np.float32)), []
+    for threads in (1, 2):
+        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+        found.append([model.micro_batch(n, None, T) for n in (1, 100, 9999) for T in (8, 1024)])
+    assert found[0] == found[1] and found[0][0] == 1 and model.micro_batch(9, 2) == 2
+    assert room > 1 or found[0] == [1, 1, 64, 1, 64, 1]  # 512 rows
+
+
+@pytest.mark.parametrize("rank", [1, 3, 100])
+def test_an_adapter_begins_as_in_peft(rank):
+    """A is uniform in (-1 / sqrt(K), 1 / sqrt(K)) and B is zero, and so are those of no target."""
+    lora = Lora(rank, 4.0, targets_in("q,v,o,down"))
+    flat, sizes = init_adapter(WIDE, lora, 1, np.float64), []
+    for name, (a, b) in tensors_of(WIDE, lora, flat).items():
+        K = {"q": 72, "v": 72, "o": 72, "down": 1100}[name]
+        assert a.shape == (3, rank, K) and not b.any()
+        x = a.ravel() * math.sqrt(K)
+        assert 1 - 20 / x.size < np.abs(x).max() < 1 and abs(x.mean()) < 4 / math.sqrt(3 * x.size)
+        sizes.append(x.size)
+    assert np.count_nonzero(flat) == sum(sizes)
+    again = init_adapter(WIDE, lora, 1, np.float64)
+    assert np.array_equal(flat, again) and not np.array_equal(flat, init_adapter(WIDE, lora, 2))
+
+
 def test_targets_are_named_in_any_order():
     assert targets_in("v, q") == ("q", "v") and targets_in(",".join(PROJECTIONS)) == (*PROJECTIONS,)
     with pytest.raises(ValueError, match="found 'w, x'"):

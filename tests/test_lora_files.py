@@ -1,7 +1,7 @@
 """Adapters as files, and beside PEFT: the same losses, the same logits both ways, what is none."""
 import json
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -16,8 +16,8 @@ from nanoeuler_parts.kernels import compile_lora_kernels
 from nanoeuler_parts.lora.adapter import Lora, n_entries, targets_in, tensors_of
 from nanoeuler_parts.lora.base import base_of_file
 from nanoeuler_parts.lora.files import (
-    adapted_params, checksum_of, CONFIG, merge_into, peft_name, peft_tensors, read_adapter,
-    read_run, WEIGHTS, write_adapter, write_run,
+    adapted_params, checksum_of, COMPUTED, CONFIG, merge_into, peft_name, peft_tensors,
+    read_adapter, read_run, WEIGHTS, write_adapter, write_run,
 )
 from nanoeuler_parts.lora.model import Adapted, LoraModel
 
@@ -227,11 +227,53 @@ def test_an_adapter_brings_how_its_training_asked_and_ended_answers(folder):
     (dict(rank_pattern={"q_proj": 4}), ["its rank_pattern"]),
     (dict(modules_to_save=["lm_head"]), ["its modules_to_save is ['lm_head']"]),
     (dict(use_rslora="yes"), ["its use_rslora is 'yes'"]),
-    (dict(layer_replication=[[0, 1]]), ["its layer_replication"])])
+    (dict(layer_replication=[[0, 1]]), ["its layer_replication"]),
+    *((dict(init_lora_weights=x), [f"its init_lora_weights is '{x}', expected True"])
+      for x in ("pissa", "pissa_niter_4", "olora", "corda", "lora_ga", "loftq")),
+    (dict(alora_invocation_tokens=[1, 2]), ["its alora_invocation_tokens is [1, 2]"]),
+    (dict(use_qalora=True), ["its use_qalora is True, expected False"]),
+    (dict(use_bdlora={"nblocks": 2}), ["its use_bdlora"]), (dict(kasa_config={}), ["its kasa_"]),
+    (dict(arrow_config={}), ["its arrow_"]), (dict(monteclora_config={}), ["its monteclora_"])])
 def test_settings_that_are_not_computed_are_rejected(folder, values, words):
     path, adapter = folder
     change(adapter / CONFIG, **values)
     rejected(path, adapter, *words, str(adapter))
+
+
+# Settings of PEFT that do not change what a trained adapter computes, or that its tensors show
+WITHOUT_EFFECT = {
+    "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
+    "inference_mode", "target_modules", "exclude_modules", "lora_dropout", "layers_to_transform",
+    "layers_pattern", "megatron_config", "megatron_core", "loftq_config", "eva_config",
+    "corda_config", "lora_ga_config", "velora_config", "qalora_group_size", "runtime_config",
+    "ensure_weight_tying"}
+
+
+def test_every_setting_of_peft_is_known():
+    """One that a newer PEFT adds may be another formula: it belongs to COMPUTED or to these."""
+    peft = needs("peft")
+    names = {field.name for field in fields(peft.LoraConfig)}
+    ours = {*COMPUTED, "r", "lora_alpha", "use_rslora"}
+    assert names <= ours | WITHOUT_EFFECT and not ours & WITHOUT_EFFECT
+    values = peft.LoraConfig(task_type="CAUSAL_LM").to_dict()
+    assert {values[name] in COMPUTED[name] for name in COMPUTED if name in values} == {True}
+
+
+def test_a_merge_that_is_not_finite_is_an_error(folder):
+    """Finite numbers whose product is infinite: merged at once, and layer by layer for a decoder"""
+    path, adapter = folder
+    c, lora = ne.read_checkpoint(str(path)), Lora(2, 4.0)
+    flat = random_adapter(c.cfg, lora)
+    a, b = tensors_of(c.cfg, lora, flat)["up"]
+    a[1, 0, 3], b[1, -1, 0] = 1e30, 1e30
+    write_adapter(str(adapter), c.cfg, lora, flat, c.state, "")
+    found = read_adapter(str(adapter), c.cfg)
+    with pytest.raises(bpe.UserError, match="layer 1, up with its adapter: .*expected a finite"):
+        merge_into(c, found)
+    params = adapted_params(open_checkpoint(str(path)), found)
+    assert np.isfinite(params.gate_up[0]).all()
+    with pytest.raises(bpe.UserError, match="layer 1, gate_up with its adapter: .* a finite"):
+        params.gate_up[1]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", "\ufeff{}", "{" * 5000, '{"r": 1e999}'])
@@ -305,6 +347,44 @@ def test_a_damaged_file_is_rejected(folder):
     rejected(path, adapter, "the checksum does not match")
     (adapter / WEIGHTS).write_bytes(data[:-100])
     rejected(path, adapter, "the file is incomplete or damaged")
+
+
+NAMES = ("model.embed_tokens.weight", "model.layers.0.self_attn.v_proj.weight",
+         "model.layers.1.mlp.down_proj.weight", "lm_head.weight")
+
+
+@pytest.mark.parametrize("stored", ["f32", "bf16", "int8"])
+def test_a_model_that_is_not_finite_is_not_adapted(stored, folder, tmp_path):
+    """The last entry of each kind of matrix, or its scale, and of a gain.  The largest finite
+    number, and the smallest one, are read."""
+    path, low = folder[0], tmp_path / "low.bin"
+    c = ne.read_checkpoint(str(path))
+    ne.write_checkpoint(str(low), c.cfg, c.tokenizer, c.state, c.flat, (), stored)
+    meta, tensors = map_tensors(str(low))
+    tensors = {name: np.array(x) for name, x in tensors.items()}
+    kinds = {"f32": np.float32, "bf16": np.uint16, "int8": np.int8}
+    assert tensors[NAMES[1]].dtype == kinds[stored]
+    # as the upper half of a float32: the largest number, the smallest one, infinities, and NaNs
+    largest, smallest, *bad = 0x7F7F, 0x8001, 0x7F80, 0xFF80, 0x7FC0, 0xFFC0, 0x7F81
+
+    def base_with(name, bits):
+        x = tensors[name]
+        value = np.array([bits], np.uint16) if x.dtype == np.uint16 else np.array(
+            [bits << 16], np.uint32).view(np.float32)
+        before, x[(-1,) * x.ndim] = x[(-1,) * x.ndim], value[0]
+        write_tensors(str(low), {k: v for k, v in meta.items() if k != "sha256"}, tensors, "",
+                      "BF16")
+        x[(-1,) * x.ndim] = before
+        return base_of_file(open_checkpoint(str(low)))
+
+    for name in (*NAMES, "model.layers.1.input_layernorm.weight", "model.norm.weight"):
+        if stored == "int8" and name in NAMES:
+            name = f"{name}_scale"
+        for bits in bad:
+            with pytest.raises(bpe.UserError, match=f"{name}.* expected a (finite|positive)"):
+                base_with(name, bits)
+        for bits in (0x3F80,) if name.endswith("_scale") else (largest, smallest):
+            base_with(name, bits)
 
 
 @pytest.mark.parametrize("act, words", [

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -83,6 +84,47 @@ def test_dpo_begins_with_the_reference(folder):
     run(*DPO[:-len(LENGTH)], "--steps", 1, "--dtype", "f32")
     first = next(r for r in read_log("ad/run.jsonl") if "lr" in r)
     assert first["loss"] == pytest.approx(np.log(2), abs=1e-6) and first["margin"] == 0
+
+
+RL = ("rl", "nanoeuler.bin", "--data", "add.json", "--reward", "length", "--batch", 4, "--group",
+      2, "--tokens", 4, "--lora", 4, "--out", "ad", "--steps", 1)
+
+
+@pytest.mark.parametrize("verb, lr", [
+    (SFT, 2e-3), ((*SFT[:-len(LENGTH)], "--rehearse", 0, "--steps", 1), 2e-3), (TRAIN, 2e-3),
+    (DPO, 1e-4), (RL, 3e-4)], ids=["sft", "sft without old questions", "train", "dpo", "rl"])
+def test_the_defaults_of_a_run_with_lora(verb, lr, folder):
+    """docs/lora.md names them: the learning rate, and alpha = 2 r.  Given values stay."""
+    without = [x for i, x in enumerate(verb)
+               if "--lora-alpha" not in verb[max(0, i - 1):i + 1]]
+    run(*without, "--steps", 1)
+    found = read_run("ad/run.bin")
+    assert found.state.options["lr"] == lr and found.lora.alpha == 8 and found.lora.scale == 2
+    run(*without, "--steps", 1, "--lr", 7e-4, "--lora-alpha", 3, "--force")
+    found = read_run("ad/run.bin")
+    assert found.state.options["lr"] == 7e-4 and found.lora.scale == 0.75
+
+
+def test_a_run_with_lora_does_not_resume_on_several_gpus(folder, monkeypatch):
+    """Also if --lora is not named again, by --gpus or by a launcher"""
+    from nanoeuler_parts.tools import on_gpu
+    run(*SFT[:-len(LENGTH)], "--steps", 1)
+    start, message = on_gpu.training_verb(on_gpu.SftRun, "x.bin"), "--lora runs on one GPU"
+    monkeypatch.setattr(on_gpu, "on_one_gpu", lambda *args: "one")
+    monkeypatch.setattr("nanoeuler_parts.ranks.processes.start_ranks", lambda n: "several")
+    for out in "ad", "ad/run.bin":
+        assert start(gpus=1, out=out, resume=True) == "one"
+        with pytest.raises(ne.UserError, match=message):
+            start(gpus=2, out=out, resume=True)
+    assert start(gpus=2, out="new.bin", lora=0) == "several"
+    with pytest.raises(ne.UserError, match=message):
+        start(gpus=2, out="new", lora=4)
+    monkeypatch.setattr(on_gpu, "PLACE", SimpleNamespace(size=2))
+    for out, lora in ("ad", 0), ("new", 4):
+        with pytest.raises(ne.UserError, match=message):
+            start(out=out, lora=lora)
+    with pytest.raises(ne.UserError, match="r runs on one GPU"):
+        on_gpu.reinforcement(out="new.bin")
 
 
 @pytest.mark.parametrize("stored", ["int8", "f32"])

@@ -17,6 +17,10 @@ from nanoeuler_parts.lora.decoder import LoraDecoder
 from nanoeuler_parts.lora.files import (
     adapter_for, checksum_of, read_adapter, state_with, write_adapter,
 )
+from nanoeuler_parts.serve.engine import Answer, Engine
+from nanoeuler_parts.serve.metrics import Stats
+from nanoeuler_parts.serve.models import Models, Served
+from nanoeuler_parts.serve.verb import Serving
 
 pytestmark = pytest.mark.cli
 needs("starlette")
@@ -110,6 +114,63 @@ def test_the_beginning_of_a_prompt_is_reused_within_an_adapter(there):
     assert min(cached("pirate"), cached("bard"), cached("first")) > 5
 
 
+@pytest.mark.parametrize("adapter", [-1, 0, 1])
+def test_a_preempted_answer_keeps_its_adapter(adapter, file):
+    """It continues in the slot of an answer with another adapter, whose keys are of no use."""
+    plain = ne.load(file)
+    adapters = [adapter_for(folder(file, name), plain.cfg, file)[:2] for name in LORAS]
+    decoder = LoraDecoder.over(plain.decoder, adapters)
+
+    def engine_of():
+        engine = Engine(lambda: decoder.with_slots(2), Stats(), threads=1)
+        engine.reader = engine.make()
+        engine.free, engine.used = [0, 1], {0: -1, 1: -1}
+        return engine
+
+    def answer(client, ids, adapter, tokens):
+        return Answer(ids, ne.Sampling(tokens=tokens, speculate=0), ne.rng_of(1), None,
+                      [b"x"] * CFG.vocab_size, client=client, adapter=adapter)
+
+    def finished(*answers):
+        engine = engine_of()
+        engine.submit(answers)
+        while engine.unfinished():
+            engine.step()
+        return [a.reply.tokens for a in answers]
+
+    ids = [3, 1, 4, 1, 5]
+    own, beside = answer("a", ids, adapter, 60), answer("a", [*ids, *ids], 1, 60)
+    engine, other = engine_of(), answer("b", ids, (adapter + 2) % 3 - 1, 20)
+    engine.submit([own, beside])
+    engine.step()
+    engine.submit([other])
+    slots, was_preempted = set(), False
+    while engine.unfinished():
+        engine.step()
+        was_preempted |= own in engine.waiting
+        slots |= {slot for slot, a in engine.active.items() if a in (own, other)}
+    assert was_preempted and len(slots) == 1
+    assert [own.reply.tokens] == finished(answer("a", ids, adapter, 60))
+    assert [other.reply.tokens] == finished(answer("b", ids, other.adapter, 20))
+    assert own.reply.tokens[:20] != other.reply.tokens
+
+
+def test_an_adapter_is_loaded_last(file, monkeypatch):
+    """A request that finds the engine uses the reader of its model: all have one by then."""
+    seen, attend = [], Served.attend
+
+    def attended(model, *args):
+        seen.append((model.name, model.engine))
+        attend(model, *args)
+
+    monkeypatch.setattr(Served, "attend", attended)
+    models = Models([file], ne.Decoder, Serving(adapter=[folder(file, x) for x in LORAS]).check())
+    models.default.load()
+    models.close()
+    assert sorted(seen) == [("first", None), ("pirate", None), ("poet", None)]
+    assert models.ended(200) and all(model.reader and model.explainer for model in models)
+
+
 def test_the_lists_of_models(there, file):
     address, server = there
     cards = {card["id"]: card for card in send(address, "GET", "/v1/models")[2]["data"]}
@@ -165,6 +226,19 @@ def test_tokens_of_an_adapter_are_explained(there):
     assert len({*last.values()}) == 3
 
 
+def test_an_explanation_is_that_of_the_adapter_that_answers(file, tmp_path):
+    """Also if its folder has another adapter by then, as after another training"""
+    shutil.copytree(folder(file, "pirate"), tmp_path / "pirate")
+    asked = {"model": "pirate", "tokens": [1, 2, 3], "chosen": 5}
+    with serving(file, adapter=[str(tmp_path / "pirate")]) as (address, _):
+        p = post(address, "/api/explain", asked)[2]["chosen"]["p"]
+        flat = 3 * read_adapter(folder(file, "pirate"), CFG).flat
+        write_adapter(str(tmp_path / "pirate"), CFG, LORAS["pirate"], flat, ne.load(file).state,
+                      checksum_of(file))
+        steps = post(address, "/api/explain", {**asked, "trajectory": True})[2]["steps"]
+    assert steps[-1]["p"] == pytest.approx(p, rel=1e-3)
+
+
 def test_a_base_model_answers_with_an_adapter(file, tmp_path, tokenizer):
     base = chat_model(tmp_path / "base.bin", tokenizer, CFG, kind="base", template="")
     hello = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
@@ -186,8 +260,6 @@ def test_the_weights_may_have_any_format(file, weights):
 
 
 def test_what_is_refused(file, tmp_path, capsys, monkeypatch):
-    from nanoeuler_parts.serve.models import Models
-    from nanoeuler_parts.serve.verb import Serving
     monkeypatch.chdir(tmp_path)
     pirate = folder(file, "pirate")
     shutil.copytree(pirate, "first")

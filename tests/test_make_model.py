@@ -176,7 +176,8 @@ def test_a_card_says_whether_the_model_can_be_rebuilt(monkeypatch):
     assert "1 of these 2 conversations are right" in marked
     assert "1. *fact*\n" in marked and "2. *fact*, **wrong**\n" in marked
     assert "Two runs" not in ours            # unless somebody has compared them
-    assert "Two runs on NVIDIA H200s, at commits 12345ab and abc1234, gave" in card(*names, same_at="12345ab")
+    assert "Two runs on NVIDIA H200s, at commits 12345ab and abc1234, gave" in card(
+        *names, same_at="12345ab")
     assert "lora" not in card(*names, options={"lora_targets": "q", "lora": 0})
     assert "lora_targets q" in card(*names, options={"lora_targets": "q", "lora": 8})
     assert " on one GPU" not in card(*names, device="2 threads")

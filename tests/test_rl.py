@@ -17,10 +17,11 @@ from helpers import (
 
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
+from nanoeuler_parts.lora.files import read_run
 from nanoeuler_parts.tuning import rewards, rl
 from nanoeuler_parts.tuning.grpo import advantages, grpo_loss, SMALL
 from nanoeuler_parts.tuning.rewards import Rewards
-from nanoeuler_parts.tuning.rl import Question, RlOptions, RlRun
+from nanoeuler_parts.tuning.rl import Answered, Question, RlOptions, RlRun
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 RUN = ("rl", "nanoeuler.bin", "--data", "add.json", "--reward", "length", "--steps", 8,
@@ -190,6 +191,90 @@ def test_a_planted_error_is_found(name, monkeypatch):
         compare_with_torch(changed if function is RlRun.as_samples else RlRun.as_samples)
 
 
+def test_the_token_that_ends_an_answer_is_learned():
+    """An answer without one, which was cut at its largest length, has its sampled tokens alone."""
+    for tokens, finish in (([4, 5, 9], "stop"), ([9], "stop"), ([4, 5, 6], "length"),
+                           ([4, 9], "stop")):
+        reply = Answered([1, 2], ne.Sampling(tokens=3, temperature=0.0), ne.rng_of(1), (9,),
+                         [b"x"] * 10)
+        for token in tokens:
+            assert not reply.finish
+            reply.append_token(token)
+        assert reply.finish == finish and reply.ids == tokens
+
+
+def sampler(n_questions, updates=1):
+    """What RlRun.sample_batch needs of a run: 3 groups of 2 answers"""
+    found = SimpleNamespace(options=RlOptions(group=2, updates=updates, seed=5), B=6, seen=[],
+                            data=SimpleNamespace(batches=ne.Epochs(n_questions, 1, 5)))
+    found.learned = [Question({"i": i}, [i]) for i in range(n_questions)]
+    found.asked, found.drawn = [], []
+
+    def answers_to(prompts, rngs, temperature):
+        assert temperature == found.options.temperature
+        found.asked += [ids for [ids] in prompts]
+        found.drawn += [rng.random() for rng in rngs]
+        return [SimpleNamespace(tokens=[1], ids=[1], answer="") for _ in prompts]
+
+    found.answers_to = answers_to
+    found.rewards = SimpleNamespace(of=lambda examples, answers: [e["i"] for e in examples])
+    found.count_signal = lambda signal, rewards: None
+    found.as_samples = lambda rows, measures: (rows, measures)
+    return found
+
+
+def test_each_answer_has_random_numbers_and_each_epoch_has_all_questions():
+    """They follow from the number of the batch, whether batches before it were sampled or not."""
+    whole = sampler(12)
+    for number in range(8):                  # two epochs
+        rows, measures = RlRun.sample_batch(whole, number)
+        assert [q for [q], *_ in rows] == whole.asked[-6:]
+        assert measures["reward"] == np.mean(whole.asked[-6:])
+    assert whole.asked[::2] == whole.asked[1::2]         # a group has one question
+    assert sorted(whole.asked[:24:2]) == sorted(whole.asked[24::2]) == [*range(12)]
+    assert whole.asked[:24] != whole.asked[24:] and len({*whole.drawn}) == 48
+    resumed = sampler(12)
+    for number in 5, 6, 7:
+        RlRun.sample_batch(resumed, number)
+    assert resumed.asked == whole.asked[30:] and resumed.drawn == whole.drawn[30:]
+
+
+@pytest.mark.parametrize("updates", [1, 2, 3, 5])
+def test_validations_and_saves_wait_for_the_end_of_a_batch(updates):
+    """None is left out: it follows the batch in which its step lies."""
+    for every in range(1, 9):
+        options = RlOptions(updates=updates, eval_every=every, save_every=every + 1)
+        found = SimpleNamespace(options=options, n_steps=90)
+        found.ends_batch = lambda found=found: RlRun.ends_batch(found)
+        for what, n in (("validate", every), ("save", every + 1)):
+            for found.step in range(1, 91):
+                ends = found.step % updates == 0 and found.step < 90
+                lies_in = any(step % n == 0
+                              for step in range(found.step - updates + 1, found.step + 1))
+                assert RlRun.due(found, what) == (ends and lies_in), (found.step, n)
+
+
+def test_on_a_gpu_every_batch_uses_buffers_of_one_size():
+    """Their size decides the order of sums, so it must not be that of the batch before."""
+    from nanoeuler_parts.tools import on_gpu
+    sizes = []
+
+    def losses(tokens, targets):
+        assert sizes and sizes[-1] == (4, 64) and len(tokens) <= 4
+        return np.zeros(tokens.shape)
+
+    model = SimpleNamespace(prepare=lambda *size: sizes.append(size), token_losses=losses)
+    found = object.__new__(on_gpu.RlRun)
+    found.B, found.state = 16, SimpleNamespace(micro_batch=4)
+    for n in 7, 1, 4:
+        del sizes[:]
+        assert found.log_probabilities(model, *np.zeros((2, n, 64), np.int32)).shape == (n, 64)
+    found.B = 3                              # fewer than a micro-batch
+    model.token_losses = lambda tokens, targets: np.zeros(tokens.shape)
+    found.log_probabilities(model, *np.zeros((2, 1, 64), np.int32))
+    assert sizes[-1] == (3, 64)
+
+
 @pytest.mark.parametrize("kl, n", [(0.3, 3), (0.0, 2)])
 def test_rows_without_an_advantage_are_left_out(kl, n):
     """Without a KL penalty, their gradient is zero.  The mean is over the tokens of all."""
@@ -248,7 +333,10 @@ def test_a_reward_of_ones_own(tmp_path):
     ("return float('nan')", ["returned nan, expected a finite number"]),
     ("return 1e999", ["returned inf"]),
     ("return None", ["returned None"]),
-    ("return '1'", ["returned '1'"]),
+    ("return '1'", ["returned '1'"]), ("return 10**400", ["returned 1000"]),
+    ("return -10**5000", ["returned an object of type int, expected a finite number"]),
+    ("return type('X', (), dict(__repr__=lambda x: 1 / 0))()", ["returned an object of type X"]),
+    ("raise type('X', (Exception,), dict(__str__=lambda x: 1 / 0))", ["raised X, line 2"]),
     ("while True: pass", ["took more than 1 second"])])
 def test_a_reward_that_fails_is_reported_once(body, words, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(rewards, "SLOWEST", 0.2 if "while" in body else 60.0)
@@ -492,6 +580,22 @@ def test_a_run_with_lora(base, tmp_path, monkeypatch):
     assert whole[0]["kl"] == 0 and whole[-1]["kl"] > 0
     run("rl", "--resume", "--out", "adapter", "--steps", 6)
     assert len([r for r in read_log("adapter/run.jsonl") if "reward" in r]) == 6
+
+
+def test_a_run_with_lora_resumes_with_the_same_bits(base, tmp_path, monkeypatch):
+    """Its reference is the model without its adapter, also after the adapter has learned."""
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    start = *RUN, "--lora", 4, "--lr", 0.02
+    run(*start, "--out", "whole")
+    stopped = signalled(signal.SIGINT, 5, *start, "--out", "parts", "--threads", 1, cwd=tmp_path,
+                        after="record")
+    assert stopped.returncode == 0 and "stopped at step 6 of 8" in stopped.stdout, stopped
+    run("rl", "--resume", "--out", "parts")
+    whole, parts = (read_run(f"{name}/run.bin") for name in ("whole", "parts"))
+    assert whole.flat.tobytes() == parts.flat.tobytes()
+    kl = [[r["kl"] for r in read_log(f"{name}/run.jsonl") if "kl" in r]
+          for name in ("whole", "parts")]
+    assert kl[0] == kl[1] and kl[0][-1] > 1e-3
 
 
 def test_the_bundled_model_starts(tmp_path, monkeypatch):

@@ -110,7 +110,13 @@ COMPUTED = {"peft_type": ["LORA"], "bias": ["none", None], "use_dora": [False, N
             "lora_bias": [False, None], "fan_in_fan_out": [False, None],
             "rank_pattern": [{}, None], "alpha_pattern": [{}, None],
             "modules_to_save": [[], None], "layer_replication": [None],
-            "trainable_token_indices": [None], "target_parameters": [[], None]}
+            "trainable_token_indices": [None], "target_parameters": [[], None],
+            # an adapter that is active only after these tokens, and other forms of the product
+            "alora_invocation_tokens": [None], "use_qalora": [False, None],
+            "use_bdlora": [None, False], "arrow_config": [None], "monteclora_config": [None],
+            "kasa_config": [None],
+            # others, such as pissa, also change the base: their A and B belong to another W
+            "init_lora_weights": [True, False, "gaussian", "orthogonal", "eva", "mica", None]}
 
 def need_folder(folder):
     """Rejects what is no folder of an adapter, such as a model."""

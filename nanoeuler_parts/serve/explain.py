@@ -10,7 +10,7 @@ import nanoeuler as ne
 from nanoeuler_parts.chat.templates import rewind_to
 from nanoeuler_parts.checkpoint.file import read_checkpoint
 from nanoeuler_parts.kernels import compile_passes
-from nanoeuler_parts.lora.files import merge_into, read_adapter
+from nanoeuler_parts.lora.files import merge_into
 from nanoeuler_parts.serve.engine import likeliest
 from nanoeuler_parts.serve.protocol import refuse_unless, token_text
 from nanoeuler_parts.tools.lens import attention_weights, euler_steps
@@ -23,8 +23,8 @@ LONGEST_ATTENTION = 64       # tokens: each head has as many weights as the squa
 
 class Explainer:
     """Uses a decoder with its own KV cache, so that no explanation truncates the KV cache of an
-    answer.  speaker: nanoeuler.Speaker     file: its checkpoint     adapter: folder of its LoRA
-    adapter, or None"""
+    answer.  speaker: nanoeuler.Speaker     file: its checkpoint
+    adapter: its AdapterFile, or None.  It is the one of the decoder, also if its folder changes"""
 
     def __init__(self, speaker, file, adapter=None):
         self.speaker, self.file, self.adapter = speaker, file, adapter
@@ -84,7 +84,7 @@ class Explainer:
             self.prepare()
             c, mine = read_checkpoint(self.file, moments=False), self.speaker
             if self.adapter:
-                c = merge_into(c, read_adapter(self.adapter, c.cfg))
+                c = merge_into(c, self.adapter)
             same = c.cfg == mine.cfg and c.state == mine.state and c.tokenizer.vocab == self.vocab
             refuse_unless(same, f"{self.file} has changed since the server started; restart the "
                           f"server to load it")

@@ -107,7 +107,7 @@ class Served:
     """One model of the server.  `engine`, `reader` and `explainer` are None until it is loaded.
     file: its checkpoint     decoder: its class     options: verb.Serving
     adapters: [(name, folder)] of LoRA adapters, which become `adapted`, a list of AdaptedModel"""
-    folder = None                            # of its adapter
+    folder = adapter_file = None             # of its adapter
 
     def __init__(self, file, decoder, options, models, adapters=()):
         self.file, self.decoder, self.options, self.models = file, decoder, options, models
@@ -140,7 +140,7 @@ class Served:
         length = context_of(speaker.cfg, o)
         if self.adapted:
             LoraDecoder.ready()
-            adapters = [model.found[:2] for model in self.adapted]
+            adapters = [model.adapter_file[:2] for model in self.adapted]
             speaker.decoder = LoraDecoder.over(speaker.decoder, adapters)
         engine = Engine(lambda: speaker.decoder.with_slots(o.slots, length), self.stats, o.queue,
                         self.threads, models.turns)
@@ -148,7 +148,7 @@ class Served:
         engine.start()
         self.card = card_of(self.file, speaker.cfg, speaker.state, o, speaker.decoder)
         for model in self.adapted:
-            state = state_with(speaker.state, model.found)
+            state = state_with(speaker.state, model.adapter_file)
             own = speaker.with_decoder(speaker.decoder.beginning_with(model.adapter), state)
             model.card = model.card_of(speaker.cfg, state, speaker.decoder)
             model.attend(own, length)
@@ -162,7 +162,7 @@ class Served:
         o = self.options
         self.reader = Reader(self.name, speaker, length, o.tokens, o.seconds, o.speculate)
         self.reader.chat_models = self.models.chat_models
-        self.explainer = Explainer(speaker, self.file, self.folder)
+        self.explainer = Explainer(speaker, self.file, self.adapter_file)
 
 
 class AdaptedModel(Served):
@@ -175,8 +175,8 @@ class AdaptedModel(Served):
         self.file, self.options, self.models = base.file, base.options, base.models
         self.reader = self.explainer = None
         self.adapted, self.stamp, self.stats = [], base.stamp, base.stats
-        self.found = adapter_for(folder, cfg, base.file)
-        self.card = self.card_of(cfg, state_with(state, self.found))
+        self.adapter_file = adapter_for(folder, cfg, base.file)
+        self.card = self.card_of(cfg, state_with(state, self.adapter_file))
         self.log_file = os.path.join(folder, "run.jsonl")
 
     @property
@@ -188,7 +188,7 @@ class AdaptedModel(Served):
 
     def card_of(self, cfg, state, decoder=None):
         """The description, as that of the base, with the name of the base as `parent`"""
-        file, lora = os.path.join(self.folder, WEIGHTS), self.found.lora
+        file, lora = os.path.join(self.folder, WEIGHTS), self.adapter_file.lora
         return {**card_of(self.file, cfg, state, self.options, decoder), "name": self.name,
                 "parent": self.base.name, "bytes": os.path.getsize(file),
                 "modified": os.path.getmtime(file), "adapter": {

@@ -87,7 +87,7 @@ def function_of(name):
     except (Exception, SystemExit) as e:
         fault = said_by(e, name)
         raise UserError(f"{name}: it cannot be run: {fault}; correct the file") from None
-    fault = "" if callable(found) else f"{found!r:.60}" if found is not None else "none"
+    fault = "" if callable(found) else shown(found) if found is not None else "none"
     fault = fault or other_signature(found)
     need(not fault, f"{name}: expected the function reward(example, answer), found {fault}; write "
          f"it, such as {EXPECTED}")
@@ -114,7 +114,11 @@ def said_by(e, name):
     lines = [frame.lineno for frame in traceback.extract_tb(e.__traceback__)
              if frame.filename == name]
     where = f", line {lines[-1]}" if lines else ""
-    return printable(f"{type(e).__name__}: {e}"[:SHOWN]) + where
+    try:
+        said = f"{type(e).__name__}: {e}"
+    except Exception:                        # of its own __str__
+        said = type(e).__name__
+    return printable(said[:SHOWN]) + where
 
 class TooSlow(Exception):
     """A reward took longer than SLOWEST."""
@@ -162,7 +166,7 @@ class Rewards:
         if not kind and time.perf_counter() - began > SLOWEST:
             kind, fault = "slow", f"took more than {SLOWEST:g} second"
         if not kind and not is_number(found):
-            kind, fault = "number", f"returned {found!r:.60}, expected a finite number"
+            kind, fault = "number", f"returned {shown(found)}, expected a finite number"
         if not kind:
             return float(found)
         if kind not in self.reported:
@@ -189,4 +193,14 @@ class Rewards:
              f"{counted(len(found), 'answer')}; correct it")
 
 def is_number(x):
-    return isinstance(x, numbers.Real | np.bool_) and math.isfinite(x)
+    try:
+        return isinstance(x, numbers.Real | np.bool_) and math.isfinite(x)
+    except OverflowError:                    # a whole number or a fraction beyond any float
+        return False
+
+def shown(x):
+    """An object of the user's file in at most 60 characters"""
+    try:
+        return printable(f"{x!r:.60}")
+    except Exception:                        # such as a whole number of more than 4,300 digits
+        return f"an object of type {type(x).__name__}"
