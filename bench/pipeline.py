@@ -346,8 +346,8 @@ def report(stages, out, gpu):
                   *table([*KINDS, "together", "prefers the chosen"],
                          [stage.unseen_row for stage in stages])]
     lines += ["", f"Held-out pairs after DPO: loss {dpo['val_loss']:.3f}, reward accuracy "
-              f"{dpo['val_accuracy']:.0%}, margin {dpo['val_margin']:.3f}, KL "
-              f"{dpo['val_kl']:.2f} nats a response.", "", "## Questions nobody trained on"]
+              f"{dpo['val_accuracy']:.0%}, margin {dpo['val_margin']:.3f}; log p of the chosen "
+              f"responses {dpo['val_chosen']:+.2f} nats.", "", "## Questions nobody trained on"]
     for i, (e, _) in enumerate(stages[0].answers):
         question = " ".join(f"{e['instruction']} {e['input']}".split())
         lines += ["", f"**{question}**", "", f"- key: {e['output']}"]

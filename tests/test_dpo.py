@@ -31,7 +31,7 @@ def test_the_loss_by_hand():
     margins = np.array([0.5 * (1 + 1), 0.5 * (0 - 2)])
     sigmoid = lambda x: 1 / (1 + np.exp(-x))
     assert measures == pytest.approx(dict(loss=-np.log(sigmoid(margins)).mean(), accuracy=0.5,
-                                          margin=0.0, kl=-0.5))
+                                          margin=0.0, chosen=0.5))
     slope = 0.5 * sigmoid(-margins) / 2
     assert weight == pytest.approx([slope[0], -slope[0], slope[1], -slope[1]])
 
@@ -40,7 +40,7 @@ def test_a_policy_that_is_its_reference():
     """ln 2, chance, and half of beta each way."""
     ce = np.random.default_rng(1).random(8)
     measures, weight = dpo_loss(ce, ce, 0.3)
-    assert measures == dict(loss=pytest.approx(math.log(2)), accuracy=0.5, margin=0.0, kl=0.0)
+    assert measures == dict(loss=pytest.approx(math.log(2)), accuracy=0.5, margin=0.0, chosen=0.0)
     assert weight * 4 == pytest.approx([0.15, -0.15] * 4)
 
 
@@ -150,14 +150,15 @@ def test_what_a_run_prints_and_writes(tuned):
     out, ended = (tuned / "stdout.txt").read_text("utf-8"), outcome(tuned, "nanoeuler_dpo")
     assert (ended.kind, ended.step) == ("chat", 30) and len(ended.reference) == 2 * len(PAIRS)
     assert f"{STARTED} chat nanoeuler_dpo.bin" in out and "left out" in out
-    assert re.search(r"^step +20/30  loss \S+  accuracy \d+%  margin \S+  KL \S+  lr", out, re.M)
+    assert re.search(r"^step +20/30  loss \S+  accuracy \d+%  margin \S+  chosen [+-]\S+  lr", out,
+                     re.M)
     assert re.search(r"^validation loss .* accuracy 100%.* bits/byte of the chosen answers "
                      r"on all held-out pairs", out, re.M)
     steps = [r for r in ended.log if "loss" in r]
     held = [r for r in ended.log if "val_loss" in r]
     assert [r["step"] for r in held] == [10, 20, 30]
     first, last = steps[0], held[-1]
-    assert first["loss"] == pytest.approx(math.log(2)) and first["margin"] == first["kl"] == 0
+    assert first["loss"] == pytest.approx(math.log(2)) and first["margin"] == first["chosen"] == 0
     assert first["accuracy"] == 0.5 and last["val_accuracy"] == 1 and last["val_loss"] < 0.6
 
 

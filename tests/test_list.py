@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import TINY, put_together, random_flat, refused, run, take_apart, told
 
@@ -16,6 +17,8 @@ from nanoeuler_parts.checkpoint import bundled
 from nanoeuler_parts.checkpoint.bundled import BUNDLED
 from nanoeuler_parts.files.safetensors import read_meta
 from nanoeuler_parts.flags import typed
+from nanoeuler_parts.lora.adapter import Lora, n_entries, tensors_of
+from nanoeuler_parts.lora.files import write_adapter
 from nanoeuler_parts.tools.listing import age
 
 pytestmark = pytest.mark.cli
@@ -83,6 +86,35 @@ def test_a_folder_without_models_says_how_to_train_one(here):
     assert [(x["file"], x["default"]) for x in listed()] == [("bundled", True)]
     os.remove(bundled.SHIPPED)
     assert told("list").startswith("\nno checkpoint found here") and listed() == []
+
+
+def adapter(folder, changed, **state):
+    """Writes an adapter of rank 2 for the bundled model of these tests."""
+    os.makedirs(folder)
+    lora, s = Lora(2, 4.0), ne.State(source="bundled", **state)
+    flat = np.zeros(n_entries(TINY, 2), np.float32)
+    write_adapter(folder, TINY, lora, flat, s, "")
+    os.utime(f"{folder}/adapter_model.safetensors", (NOW - changed, NOW - changed))
+
+
+def test_adapters_have_a_table_of_their_own(here):
+    adapter("mill", 120, step=12, n_steps=38, bits_per_byte=0.5)
+    adapter("mill/best", 60, step=9)
+    write("mill/run.bin")                    # what a run resumes from is no model
+    said = told("list")
+    assert "no checkpoint found" not in said
+    head, row = [[x.strip() for x in line[2:].split("  ") if x.strip()]
+                 for line in said.split("\n\n")[1].splitlines()]
+    n = sum(x.size for pair in tensors_of(TINY, Lora(2, 4.0), np.zeros(n_entries(TINY, 2)))
+            .values() for x in pair)
+    assert head == ["adapter", "MB", "model", "parameters", "rank", "bits/byte", "steps", "age"]
+    assert row == ["mill", "0.0", "bundled", f"{n:,}", "2", "0.5000", "12 of 38", "2 minutes"]
+    assert [x["file"] for x in listed("mill") if x["kind"] == "adapter"] == ["mill/best", "mill"]
+    found = [x["file"] for x in listed("--recursive", ".", "mill")]
+    assert found == ["bundled", "mill/best", "mill"]
+    Path("mill/adapter_config.json").write_text("{}", encoding="utf-8")
+    [entry] = [x for x in listed() if x["kind"] == "adapter"]
+    assert entry["problem"] == "unreadable" and "unreadable" in told("list")
 
 
 def test_folders_are_listed_once_and_inner_ones_on_request(here):

@@ -13,11 +13,11 @@ import nanoeuler as ne
 from nanoeuler_parts.checkpoint.file import open_checkpoint
 from nanoeuler_parts.files.safetensors import map_tensors, write_tensors
 from nanoeuler_parts.kernels import compile_lora_kernels
-from nanoeuler_parts.lora.adapter import Lora, n_entries, targets_in, tensors_of
+from nanoeuler_parts.lora.adapter import Lora, n_entries, PROJECTIONS, targets_in, tensors_of
 from nanoeuler_parts.lora.base import base_of_file
 from nanoeuler_parts.lora.files import (
     adapted_params, checksum_of, COMPUTED, CONFIG, merge_into, peft_name, peft_tensors,
-    read_adapter, read_run, WEIGHTS, write_adapter, write_run,
+    read_adapter, read_run, summary_of, WEIGHTS, write_adapter, write_run,
 )
 from nanoeuler_parts.lora.model import Adapted, LoraModel
 
@@ -55,6 +55,7 @@ def made(request, tokenizer, tmp_path):
     return path, theirs, lora, random_adapter(cfg, lora)
 
 
+ALL = [name.split(".")[1] for _, name in PROJECTIONS.values()]
 every_case = pytest.mark.parametrize("made", CASES, indirect=True)
 
 
@@ -274,6 +275,25 @@ def test_a_merge_that_is_not_finite_is_an_error(folder):
     assert np.isfinite(params.gate_up[0]).all()
     with pytest.raises(bpe.UserError, match="layer 1, gate_up with its adapter: .* a finite"):
         params.gate_up[1]
+
+
+@pytest.mark.parametrize("targets, fits", [
+    (["q_proj"], False), (["proj"], False), ([], False), ([3, None], False),
+    ("q_proj|v_proj", True), (None, True),   # a regular expression, or PEFT's default
+    (["model.layers.0.self_attn.q_proj"], False), ([*ALL, "more"], True),
+    ([f"{part}.{name}" for part in ("self_attn", "mlp") for name in ALL], True)])
+def test_target_modules_include_every_tensor(folder, targets, fits):
+    """PEFT would leave out the others without a word."""
+    path, adapter = folder
+    config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"target_modules": targets}),
+                                                 encoding="utf-8")
+    if fits:
+        read_adapter(str(adapter), ne.read_checkpoint(str(path)).cfg)
+    else:
+        rejected(path, adapter, "its target_modules do not include model.layers.0.", "changes")
+        with pytest.raises(bpe.UserError, match="do not include"):
+            summary_of(str(adapter))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", "\ufeff{}", "{" * 5000, '{"r": 1e999}'])

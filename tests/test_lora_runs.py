@@ -76,7 +76,22 @@ def test_a_killed_run_resumes_bit_for_bit(verb, folder):
     assert left(folder / "ad") == want
     said = told(*resume)
     assert "ad is complete: 12 of 12 steps" in said and "--resume --out ad --steps 24" in said
+    assert "To start anew, repeat the command that began it, with --force.\n" in said
     assert (folder / "nanoeuler.bin").read_bytes() == before
+
+
+def test_the_folder_without_out(folder, capsys):
+    start = "sft", "nanoeuler.bin", "--data", "add.json", "--lora", 2, "--rehearse", 0
+    run(*start, "--steps", 2)
+    assert read_run("nanoeuler_lora/run.bin").state.step == 2
+    run("sft", "--resume", "--lora", 2, "--steps", 3)
+    run("sft", "--resume", "--out", "nanoeuler_lora", "--steps", 4)
+    assert read_run("nanoeuler_lora/run.bin").state.step == 4
+    os.remove("nanoeuler_lora/run.bin")
+    refused(capsys, "sft", "--resume", "--out", "nanoeuler_lora", words=[
+        "nanoeuler_lora: expected a run to resume, found a folder without a run.bin; name the"])
+    os.mkdir("empty")
+    refused(capsys, "dpo", "--resume", "--out", "empty", words=["without a run.bin", "dpo --lora"])
 
 
 def test_dpo_begins_with_the_reference(folder):
@@ -243,10 +258,8 @@ def test_the_best_adapter_is_kept(folder, capsys):
 def test_hints_work_when_they_are_followed(folder, capsys):
     run(*SFT[:-len(LENGTH)], "--steps", 1)
     resume = "sft", "--resume", "--out", "ad"
-    said = told(*resume)
-    instead = said.split("replace --resume with ")[1].removesuffix(".\n")
-    assert instead == "nanoeuler.bin --data add.json --lora 4 --force"
-    run("sft", *instead.split(), *resume[2:], "--steps", 1)
+    assert "To start anew, repeat the command that began it, with --force.\n" in told(*resume)
+    run(*SFT[:-len(LENGTH)], "--steps", 1, "--force")
     for lora in (), ("--lora", 4):
         refused(capsys, *resume[:3], "nothere", *lora,
                 words=["--out names a run to resume: ad (step 1 of 1); "])

@@ -1,5 +1,6 @@
 """Reinforcement learning: advantages and the loss by hand and by PyTorch, rewards, the run."""
 import contextlib
+import functools
 import inspect
 import json
 import math
@@ -545,6 +546,21 @@ def test_questions_without_answers(name, flags, base, tmp_path, monkeypatch, cap
     run(*RUN, "--data", "asked.json", "--steps", 2, *flags)
     refused(capsys, *RUN, "--data", "asked.json", "--reward", "exact", "--force", *flags,
             words=["output is missing"])
+
+
+def test_an_output_that_is_empty(base, tmp_path, monkeypatch, capsys):
+    """Every answer contains an empty text, so the reward would have no meaning."""
+    monkeypatch.chdir(copy_of(base, tmp_path))
+    (tmp_path / "asked.json").write_text(json.dumps([{**ADD[0], "output": " "}]), encoding="utf-8")
+    for name in sorted(rewards.BUILT_IN):
+        read = functools.partial(rewards.read_for, name, "asked.json", (), ())
+        if name == "length":
+            assert len(read().examples) == 1
+        else:
+            with pytest.raises(ne.UserError, match="asked.json, .*output is empty, expected the"):
+                read()
+    refused(capsys, *RUN, "--data", "asked.json", "--reward", "contains", "--force",
+            words=["output is empty"])
 
 
 @pytest.mark.parametrize("content", ["[]", '[{"topic": "sums"}]', "[3]"])

@@ -131,6 +131,21 @@ def need_folder(folder):
         found = "a model in Hugging Face's format"
     raise UserError(f"{folder}: expected a folder with {CONFIG}, found {found}; {remedy}")
 
+def need_targets(folder, names):
+    """Rejects an adapter_config.json whose target_modules do not include the module of a tensor,
+    because PEFT would not apply it.     names: of the tensors"""
+    path = os.path.join(folder, CONFIG)
+    with reading(path, DAMAGED):
+        targets = parse_json(read_bytes(path)).get("target_modules")
+        if not isinstance(targets, list):    # PEFT also takes a regular expression, or none
+            return
+        found = {x for x in targets if isinstance(x, str)}
+        for name in names:
+            module = name.removeprefix("base_model.model.").partition(".lora_")[0]
+            parts = module.split(".")[-8:]   # an entry is a module's whole path, or its end
+            need(any(".".join(parts[i:]) in found for i in range(len(parts))), f"its "
+                 f"target_modules do not include {module:.100}, which {WEIGHTS} changes")
+
 def settings_in(folder):
     """(rank, alpha) of an adapter_config.json.  With use_rslora, s = alpha / sqrt(r), for which
     alpha sqrt(r) is returned."""
@@ -199,6 +214,7 @@ def read_adapter(folder, cfg):
         state = None
         if "state" in meta and "base_sha256" in meta:
             state = state_in(meta)
+    need_targets(folder, tensors)
     return AdapterFile(lora, flat, meta.get("base_sha256", ""), state)
 
 class Summary(NamedTuple):
@@ -221,6 +237,7 @@ def summary_of(folder):
         targets = tuple(target for target, (_, name) in PROJECTIONS.items()
                         if any(f".{name}.lora_" in tensor for tensor in tensors))
         state = state_in(meta) if "state" in meta else None
+    need_targets(folder, tensors)
     return Summary(Lora(rank, alpha, targets), sum(x.size for x in tensors.values()), len(layers),
                    base_name(folder), meta.get("base_sha256", ""), state,
                    "sha256" in meta)

@@ -42,6 +42,7 @@ class Run:
     """One training run: model, data, clock, log and checkpoints.  `train` of nanoeuler.py calls the
     methods under "the loop", and `go` calls `train`.  Subclasses have other data and losses."""
     verb = "train"                           # on the command line
+    product = "model"                        # what a run writes
     kind = ""                                # of the trained model: "chat", or that of --init
     Options = TrainOptions                   # the settings that flags set
     preset = "small"                         # the default preset
@@ -539,9 +540,10 @@ class Run:
         return out
 
     @classmethod
-    def shown_anew(cls, out, state):
-        """How to replace a complete run by a new one, in words"""
-        return ", replace --resume with --force"
+    def kept_best(cls, out, state):
+        """The weights of --keep-best, "" if the run keeps none"""
+        best = cls.best_path(out)
+        return best if state.options.get("keep_best") and os.path.exists(best) else ""
 
     @staticmethod
     def names_to_talk(out, state):
@@ -553,3 +555,6 @@ class Run:
         advice = f"{typed(engine.program)} {engine.talk} {cls.names_to_talk(out, s)}"
         print(f"{printable(cls.shown(out))} is complete: {s.step:,} of "
               f"{counted(s.n_steps or s.step, 'step')}.  Talk to it with:\n    {printable(advice)}")
+        if best := cls.kept_best(out, s):
+            print(printable(f"{cls.shown(best)} is the {cls.product} of the best validation, at "
+                            f"step {s.best_step:,}; {cls.shown(out)} is that of the last step."))

@@ -247,7 +247,7 @@ def print_more(run, out, s, options, chosen, engine):
     print(f"To train it further, give a longer total, such as\n    "
           f"{typed(engine.program)} {run.verb} --resume --out "
           f"{printable(shlex.quote(run.shown(out)))} {longer}\n"
-          f"To start anew{run.shown_anew(out, s)}.")
+          "To start anew, repeat the command that began it, with --force.")
 
 def launch(run, engine=Model, preset="", file=None, *, out, resume, force, lock=None, **chosen):
     """Starts a run from a preset or from the weights in a file, or resumes the run `out`.
@@ -337,6 +337,8 @@ def launch_any(run, default, engine=Model, lora_engine=None, *, out, resume, lor
             chosen["lora"] = lora
         if lora or is_run_with_lora(out):
             return launch_with_lora(run, default, lora_engine, out=out, resume=resume, **chosen)
+        need(not os.path.isdir(out), f"{out}: expected a run to resume, found a folder without a "
+             f"run.bin; name the folder that `{run.verb} --lora` wrote")
     for name in ("lora_alpha", "lora_targets"):
         need_setting(name not in chosen, name, "expected {lora} beside it, found none; add {lora} "
                      "16, or drop it")

@@ -21,9 +21,9 @@ def dpo_loss(ce, reference, beta):
     pi is the policy, ref the model at step 0;  y is the chosen response, y' the rejected one
     ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
     -> measures, means over the n pairs, and d loss / d CE (2n,)
-    accuracy: the share of pairs with m > 0; a tie counts half.  kl: the mean of log ref(y)/pi(y),
-    nats per response.  It would be an unbiased estimate of KL(ref || pi) if ref had sampled y.  As
-    other texts are given, it is only an indication, and may be negative."""
+    accuracy: the share of pairs with m > 0; a tie counts half
+    chosen: the mean of log pi(y)/ref(y), nats per response; below 0, the chosen responses have
+    become less probable"""
     with np.errstate(invalid="ignore"):      # for a NaN in ce; `train` then reports the step
         log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
         margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
@@ -31,7 +31,7 @@ def dpo_loss(ce, reference, beta):
         measures = dict(loss=np.logaddexp(0, -margin).mean(),
                         accuracy=(np.sign(margin) + 1).mean() / 2,
                         margin=margin.mean(),
-                        kl=-log_ratio[:, 0].mean())
+                        chosen=log_ratio[:, 0].mean())
     return measures, np.stack((slope, -slope), 1).ravel()
 
 class ChecksPairs(ChecksColumns):
@@ -53,7 +53,7 @@ class DpoRun(SftRun):
     answers = DpoOptions.answers
     R, needs_chat, rehearsing_lr = 2, True, DpoOptions.lr
     only_teaches = "dpo only teaches which of two answers is better"
-    line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  KL {kl:.2f}"
+    line = "loss {loss:.3f}  accuracy {accuracy:.0%}  margin {margin:.3f}  chosen {chosen:+.2f}"
 
     def read_data(self, start):
         o = self.options

@@ -7,7 +7,7 @@ import os
 import shlex
 from dataclasses import replace
 
-from bpe import need, printable, reading
+from bpe import need, reading
 from nanoeuler import most_memory, n_params, need_setting
 from nanoeuler_parts.checkpoint.bundled import model_path
 from nanoeuler_parts.checkpoint.file import Checkpoint, open_checkpoint, sha256_of
@@ -39,7 +39,7 @@ def loaded(file):
 class Adapting:
     """What the runs with LoRA have in common.  Their checkpoints are a run.bin and an adapter.
     `start.flat` is an Adapted, whose adapter is None in a fresh run."""
-    default_lr = SFT_LR
+    default_lr, product = SFT_LR, "adapter"
 
     def __init__(self, out, start, options, engine=LoraModel):
         self.base, self.lora, flat = start.flat
@@ -123,29 +123,9 @@ class Adapting:
         return os.path.dirname(out)
 
     @classmethod
-    def shown_anew(cls, out, state):
-        data = state.options.get("data", "").split("\n")
-        start = "--init " if cls.verb == "train" else ""
-        return (f", replace --resume with {start}{shlex.quote(state.source)} --data "
-                f"{shlex.join(data)} --lora {state.options.get('lora')} --force")
-
-    @classmethod
     def names_to_talk(cls, out, state):
         folder = shlex.quote(cls.shown(cls.kept_best(out, state) or out))
         return f"{shlex.quote(state.source)} --adapter {folder}"
-
-    @classmethod
-    def kept_best(cls, out, state):
-        """The weights of --keep-best, "" if the run keeps none"""
-        best = cls.best_path(out)
-        return best if state.options.get("keep_best") and os.path.exists(best) else ""
-
-    @classmethod
-    def print_done(cls, out, s, engine):
-        super().print_done(out, s, engine)
-        if best := cls.kept_best(out, s):
-            print(printable(f"{cls.shown(best)} is the adapter of the best validation, at step "
-                            f"{s.best_step:,}; {cls.shown(out)} is that of the last step."))
 
 class SftLora(Adapting, SftRun):
     """`sft --lora`"""
@@ -173,9 +153,9 @@ def with_lora(run):
     kind = next(x for x in run.__mro__ if x in RUNS)
     return RUNS[kind] if run is kind else type(f"{run.__name__}Lora", (RUNS[kind], run), {})
 
-def folder_of(out, default, resume):
+def folder_of(out, default):
     """The folder of a run with LoRA.     out: --out, and its default, that of a run without LoRA"""
-    folder = FOLDER if out == default and not resume else out
+    folder = FOLDER if out == default and not is_run_with_lora(out) else out
     if os.path.basename(folder) == RUN and os.path.isfile(folder):
         folder = os.path.dirname(folder) or os.curdir
     need(not os.path.exists(folder) or os.path.isdir(folder), f"{folder} is a file, but --lora "
@@ -185,7 +165,7 @@ def folder_of(out, default, resume):
 def launch_with_lora(run, default, engine=None, *, out, resume, force, **chosen):
     """Starts or resumes a run with LoRA, by default on the CPU.  A folder that is made for it is
     removed again if the run is rejected."""
-    folder = folder_of(out, default, resume)
+    folder = folder_of(out, default)
     targets_in(chosen.get("lora_targets", "q"))          # rejects other names
     run = with_lora(run)
     if issubclass(run, TrainLora):

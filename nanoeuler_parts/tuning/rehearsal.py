@@ -134,7 +134,8 @@ def greedy_answers(decoder, prompts, tokenizer, ends, most, what="answers", stop
     reader = decoder.with_slots(min(AT_ONCE, len(prompts)), max(map(len, prompts)) + most)
     replies = (Reply(ids, sampling, rng_of(1), ends, tokenizer.vocab) for ids in prompts)
     found = {}
-    for i, reply in with_progress(generate_many(reader, replies), what, len(prompts)):
+    for i, reply in with_progress(generate_many(reader, replies), what, len(prompts),
+                                  "answer"):
         if stopped:
             return None
         found[i] = reply

@@ -42,8 +42,13 @@ def regex(example, answer):
     """1 if the regular expression in `output` matches a part of the answer, else 0"""
     return float(bool(re.search(expected_in(example), answer)))
 
+def need_text(example):
+    """Rejects an example whose field `output` is empty: every answer contains an empty text."""
+    need(expected_in(example), "output is empty, expected the text of an answer")
+
 def need_pattern(example):
     """Rejects an example whose field `output` is no regular expression."""
+    need_text(example)
     pattern = expected_in(example)
     try:
         re.compile(pattern)
@@ -57,6 +62,7 @@ def length(example, answer):
 
 BUILT_IN = {f.__name__: f for f in (exact, contains, regex, length)}
 WITHOUT_OUTPUT = {"length"}  # these do not read `output`
+CHECKS = {"exact": need_text, "contains": need_text, "regex": need_pattern}    # of an example
 
 def need_reward(name):
     """Rejects a setting --reward that names neither a built-in reward nor a Python file."""
@@ -69,7 +75,7 @@ def read_for(name, path, field, ignore):
     `length`, need no `output`.     field, ignore: as in `read_file`"""
     needs_output = name in BUILT_IN and name not in WITHOUT_OUTPUT
     return read_file(path, ["output"], field, ignore, optional=not needs_output,
-                     check=need_pattern if name == "regex" else None)
+                     check=CHECKS.get(name))
 
 # ---- a Python file
 EXPECTED = "def reward(example, answer): return 1.0 if answer == example[\"output\"] else 0.0"

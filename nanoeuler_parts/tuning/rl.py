@@ -130,7 +130,7 @@ class RlRun(Run):
         self.same_data(self.digest)
         self.ends = ends_of(s, start.tokenizer)
         most, questions = start.cfg.seq_len - o.tokens, []
-        for e in with_progress(examples, "encoding questions"):
+        for e in with_progress(examples, "encoding", noun="question"):
             questions.append(Question(e, [int(i) for i in chat_ids(
                 s.template, asked_in(e), s, start.tokenizer)]))
         self.questions = [q for q in questions if len(q.ids) <= most]
@@ -185,8 +185,9 @@ class RlRun(Run):
                    *([("left out", f"{counted(self.n_long, 'question')} longer than "
                                    f"{cfg.seq_len - o.tokens} tokens")] if self.n_long else []),
                    ("reward", o.reward),
-                   ("answers", f"{self.B // o.group} groups of {o.group} per batch, of up to "
-                               f"{o.tokens} tokens, {counted(o.updates, 'update')} per batch"),
+                   ("answers", f"{counted(self.B // o.group, 'group')} of {o.group} per batch, of "
+                               f"up to {o.tokens} tokens, {counted(o.updates, 'update')} per batch"
+                    ),
                    ("loss", f"advantages {'' if o.scale_rewards else 'not '}divided by the "
                             f"standard deviation, clip ratio {o.clip_ratio:g}, KL {o.kl:g}")])
 
