@@ -46,15 +46,20 @@ WIDENS = {"sum_rows_kernel", "square_sums_kernel", "nesterov_kernel_nesterov",
 SPILLS = {128: 512}
 # the same of the product of many rows, 128 registers a thread, where the addresses of W's rows take
 # two each: Hopper's copy engine brings W to shared memory instead
-SPILLS_OF_ROWS = {"product_kernels_gate_up": 16, "add_product_kernel_add_product": 8}
+SPILLS_OF_ROWS = {"product_kernels_gate_up": 16, "product_kernels_logits": 24,
+                  "add_product_kernel_add_product": 8}
+# and on Hopper, of a product that adds, for 16 rows, and of the choice of a token, whose blocks of
+# 1,024 threads have 64 registers each
+SPILLS_ON_HOPPER = {"add_product_kernel_add_product": 24, "choose_kernel_choose": 8}
 # and of the gradient of the norms of heads, which has 80 registers, so that three of its blocks
 # share a multiprocessor: they suffice on Hopper, and elsewhere two numbers stay in memory
 SPILLS_OF_NORMS = {"head_norm_kernels_backward": 8}
 # and of a product whose epilogue reads a matrix, once a tile: all loads are under way together
 SPILLS_OF_EPILOGUE = 192
 # bytes of arrays that another compiler, that of sm_100 and newer, leaves in memory: what was in the
-# output of dW, 32 numbers, once a tile; the sums of a product of rows, up to 32, and what is split
-STACK = {("mma_kernel_kernel", "sm_120"): 128,
+# output of dW, 32 numbers, once a tile; the sums of a portable product, 64; those of a product of
+# rows, up to 32, and what is split
+STACK = {("mma_kernel_kernel", "sm_120"): 128, ("matmul_kernel", "sm_120"): 256,
          **{(name, "sm_120"): 320 for name in (
              *(f"product_kernels_{name}" for name in ("qkv", "proj", "gate_up", "logits")),
              "add_product_kernel_add_product", "merge_kernel_merge")}}
@@ -133,6 +138,8 @@ def complaints(x, arch, built=None):
     spills = SPILLS.get(D, 0) if x.name.startswith("tensor_attention") else 0
     if arch != "sm_90a":
         spills = max(spills, SPILLS_OF_ROWS.get(x.name, 0), SPILLS_OF_NORMS.get(x.name, 0))
+    else:
+        spills = max(spills, SPILLS_ON_HOPPER.get(x.name, 0))
     spills = max(spills, SPILLS_OF_EPILOGUE * constants(x.kernel).get("changes", False))
     stack = max(spills, STACK.get((x.name, arch), 0))
     if not holds(x.types, types.float64) or x.name in DOUBLE:
