@@ -292,6 +292,9 @@ def test_a_model_and_an_adapter_are_told_apart(folder, capsys):
     refused(capsys, "generate", "a", "run.bin", words=["run.bin", found, "--adapter ."])
     os.chdir("..")
     run("export", "nanoeuler.bin", "hf")
+    for verb in ("generate", "a", "hf"), ("serve", "hf"), ("info", "hf"), ("sft", "hf"):
+        refused(capsys, *verb, words=["hf: expected a checkpoint, found a model in Hugging Face's "
+                                      "format; convert it with import hf OUT.bin"])
     for name, words in (("nanoeuler.bin", "found a model;"), ("add.json", "found none;"),
                         ("hf", "found a model in Hugging Face's format;"),
                         ("ad/run.bin", "found a file in it; name ad"),

@@ -77,10 +77,16 @@ def need_no_adapter(path):
          f"adapter was made for, and the adapter with --adapter {folder}, or write both into one "
          f"model with export --merge {folder}")
 
+def need_checkpoint(path):
+    """Rejects a LoRA adapter, or the folder of a model of other programs, in place of a model."""
+    need_no_adapter(path)
+    need(not os.path.isfile(os.path.join(path, "config.json")), f"{path}: expected a checkpoint, "
+         f"found a model in Hugging Face's format; convert it with import {path} OUT.bin")
+
 def open_checkpoint(path):
     """Opens a checkpoint, and checks its tensors' names, types and shapes.  nanoeuler_parts also
     verifies the checksum of all bytes."""
-    need_no_adapter(path)
+    need_checkpoint(path)
     with reading(path, NOT_OURS):
         meta, tensors = map_tensors(path)
         need(meta.get("format") == "nanoeuler" and meta.get("sha256"),

@@ -24,7 +24,7 @@ from nanoeuler_parts.chat.sampling import ChatSampling, Sampling
 from nanoeuler_parts.chat.speaker import Speaker
 from nanoeuler_parts.chat.templates import is_alpaca, is_chatml
 from nanoeuler_parts.checkpoint.bundled import BOX, BUNDLED, is_bundled
-from nanoeuler_parts.checkpoint.file import begins_as_checkpoint, need_no_adapter, NOT_OURS
+from nanoeuler_parts.checkpoint.file import begins_as_checkpoint, need_checkpoint, NOT_OURS
 from nanoeuler_parts.checkpoint.state import State
 from nanoeuler_parts.files.safetensors import read_meta
 from nanoeuler_parts.lora.adapter import n_trained
@@ -114,7 +114,7 @@ class Served:
         self.name, self.stats, self.threads = name_of(file), Stats(), get_num_threads()
         self.engine = self.reader = self.explainer = None
         self.stamp = stamp_of(file)
-        need_no_adapter(file)
+        need_checkpoint(file)
         with ne.reading(file, NOT_OURS):
             meta = read_meta(file)
             cfg = ne.Config(**json.loads(meta["config"])).check()
