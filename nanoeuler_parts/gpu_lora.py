@@ -132,8 +132,8 @@ def n_entries_on_device(cfg, rank):
     return sum(map(math.prod, lora_shapes(cfg, rank)))
 
 def same_entries(cfg, rank, flat, found):
-    """Pairs of arrays for the same numbers of an adapter: a view of its flat buffer on the host,
-    and one of its flat buffer in the layout of the device"""
+    """Pairs of views of the same numbers of an adapter
+    flat: its buffer in the layout of the host     found: in that of the device"""
     host = adapter_views(cfg, rank, flat)
     device = Adapter(*ne.slices(found, lora_shapes(cfg, rank)))
     for name in MATRICES:

@@ -859,7 +859,8 @@ def test_a_file_that_is_too_large_is_left_out(books):
 
 @unit
 def test_classics_fill_the_rest_of_the_bytes(books, monkeypatch):
-    """In the order of the text, each that fits; all that are no classics.  Sizes are in bytes."""
+    """All other documents are taken, and then, in the order of the text, each classic that fits.
+    Sizes are in bytes."""
     def named(i, n, source=books.CLASSICS.name):
         return about(books, name=f"{source}/{i}.md", text="\u00e9" * n)
 

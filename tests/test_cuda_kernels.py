@@ -48,17 +48,17 @@ SPILLS = {128: 512}
 # two each: Hopper's copy engine brings W to shared memory instead
 SPILLS_OF_ROWS = {"product_kernels_gate_up": 16, "product_kernels_logits": 24,
                   "add_product_kernel_add_product": 8}
-# and on Hopper, of a product that adds, for 16 rows, and of the choice of a token, whose blocks of
-# 1,024 threads have 64 registers each
+# and on Hopper, where two kernels have up to six numbers too many.  The choice of a token has 64
+# registers a thread, because its blocks have 1,024 threads
 SPILLS_ON_HOPPER = {"add_product_kernel_add_product": 24, "choose_kernel_choose": 8}
 # and of the gradient of the norms of heads, which has 80 registers, so that three of its blocks
 # share a multiprocessor: they suffice on Hopper, and elsewhere two numbers stay in memory
 SPILLS_OF_NORMS = {"head_norm_kernels_backward": 8}
 # and of a product whose epilogue reads a matrix, once a tile: all loads are under way together
 SPILLS_OF_EPILOGUE = 192
-# bytes of arrays that another compiler, that of sm_100 and newer, leaves in memory: what was in the
-# output of dW, 32 numbers, once a tile; the sums of a portable product, 64; those of a product of
-# rows, up to 32, and what is split
+# bytes of arrays that another compiler, that of sm_100 and newer, leaves in memory: 32 numbers that
+# were in the output of dW, once a tile, and 64 sums of a portable product.  A product of rows has
+# up to 32 sums there, and what is split
 STACK = {("mma_kernel_kernel", "sm_120"): 128, ("matmul_kernel", "sm_120"): 256,
          **{(name, "sm_120"): 320 for name in (
              *(f"product_kernels_{name}" for name in ("qkv", "proj", "gate_up", "logits")),

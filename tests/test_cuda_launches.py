@@ -417,7 +417,7 @@ def test_every_kernel_is_launched(dry):
 
 def test_an_update_of_an_adapter_ends_with_its_scaled_copy(dry):
     """The gradient outside of the blocks is set to zero before its norm is computed.  The next step
-    multiplies by s A and s B^T of this update.  What is stored is what AdamW has updated."""
+    multiplies by s A and s B^T of this update.  A run stores the arrays that AdamW has updated."""
     model = adapted(SMALL, "bf16")
     assert [x.name for x in dry.launches][-1] == "scale_kernel"          # of the first step
     model.prepare(2, 64)

@@ -100,7 +100,7 @@ def adapter(folder, changed, **state):
 def test_adapters_have_a_table_of_their_own(here):
     adapter("mill", 120, step=12, n_steps=38, bits_per_byte=0.5)
     adapter("mill/best", 60, step=9)
-    write("mill/run.bin")                    # what a run resumes from is no model
+    write("mill/run.bin")                    # --resume reads it; it is no model
     said = told("list")
     assert "no checkpoint found" not in said
     head, row = [[x.strip() for x in line[2:].split("  ") if x.strip()]

@@ -327,7 +327,7 @@ def adapter_of_slot(k):
 def peft_config(tmp_path, **values):
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], **values}
     (tmp_path / adapters.CONFIG).write_text(json.dumps(config), encoding="utf-8")
-    adapters.settings_in(str(tmp_path))
+    adapters.settings_in(str(tmp_path), adapters.config_in(str(tmp_path)))
 
 
 def rank_of_peft(r, tmp_path):

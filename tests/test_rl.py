@@ -19,6 +19,7 @@ from helpers import (
 import nanoeuler as ne
 from nanoeuler_parts.files.logs import read_log
 from nanoeuler_parts.lora.files import read_run
+from nanoeuler_parts.tools import on_gpu
 from nanoeuler_parts.tuning import rewards, rl
 from nanoeuler_parts.tuning.grpo import advantages, grpo_loss, SMALL
 from nanoeuler_parts.tuning.rewards import Rewards
@@ -204,6 +205,21 @@ def test_the_token_that_ends_an_answer_is_learned():
         assert reply.finish == finish and reply.ids == tokens
 
 
+@pytest.mark.parametrize("unit, seq_len, T", [(1, 512, 69), (64, 512, 128), (64, 100, 100)])
+def test_rows_have_whole_units_within_the_context(unit, seq_len, T):
+    """On a GPU, attention takes tiles of 64 tokens.  What is added to a row has no target."""
+    assert RlRun.row_unit == 1 and on_gpu.RlRun.row_unit == 64
+    run = SimpleNamespace(options=RlOptions(), row_unit=unit, reference=None,
+                          model=SimpleNamespace(cfg=ne.Config(seq_len=seq_len, n_mtp=1)),
+                          log_probabilities=lambda model, tokens, targets: np.zeros(tokens.shape))
+    rows = [([1] * 60, [2] * 10, 0.5), ([3, 4], [5, 6, 7], -0.5)]
+    found = RlRun.as_samples(run, rows, {})
+    assert found.tokens.shape == (2, T) and found.targets.shape == (1, 2, T)
+    assert found.tokens[0, :5].tolist() == [3, 4, 5, 6, 0] and not found.tokens[:, 69:].any()
+    assert found.targets[0, 0, :6].tolist() == [-1, 5, 6, 7, -1, -1]
+    assert np.flatnonzero(found.targets[0, 1] >= 0).tolist() == [*range(59, 69)]
+
+
 def sampler(n_questions, updates=1):
     """What RlRun.sample_batch needs of a run: 3 groups of 2 answers"""
     found = SimpleNamespace(options=RlOptions(group=2, updates=updates, seed=5), B=6, seen=[],
@@ -257,7 +273,6 @@ def test_validations_and_saves_wait_for_the_end_of_a_batch(updates):
 
 def test_on_a_gpu_every_batch_uses_buffers_of_one_size():
     """Their size decides the order of sums, so it must not be that of the batch before."""
-    from nanoeuler_parts.tools import on_gpu
     sizes = []
 
     def losses(tokens, targets):

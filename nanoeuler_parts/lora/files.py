@@ -131,29 +131,33 @@ def need_folder(folder):
         found = "a model in Hugging Face's format"
     raise UserError(f"{folder}: expected a folder with {CONFIG}, found {found}; {remedy}")
 
-def need_targets(folder, names):
-    """Rejects an adapter_config.json whose target_modules do not include the module of a tensor,
-    because PEFT would not apply it.     names: of the tensors"""
+def config_in(folder):
+    """The entries of adapter_config.json"""
+    need_folder(folder)
     path = os.path.join(folder, CONFIG)
     with reading(path, DAMAGED):
-        targets = parse_json(read_bytes(path)).get("target_modules")
-        if not isinstance(targets, list):    # PEFT also takes a regular expression, or none
-            return
-        found = {x for x in targets if isinstance(x, str)}
+        config = parse_json(read_bytes(path))
+        need(isinstance(config, dict), f"expected an object, found {config!r:.40}")
+    return config
+
+def need_targets(folder, config, names):
+    """Rejects a configuration whose target_modules leave out the module of a tensor, because PEFT
+    would not apply that tensor.     names: of the tensors"""
+    targets = config.get("target_modules")
+    if not isinstance(targets, list):        # PEFT also takes a regular expression, or none
+        return
+    found = {x for x in targets if isinstance(x, str)}
+    with reading(os.path.join(folder, CONFIG), DAMAGED):
         for name in names:
             module = name.removeprefix("base_model.model.").partition(".lora_")[0]
             parts = module.split(".")[-8:]   # an entry is a module's whole path, or its end
             need(any(".".join(parts[i:]) in found for i in range(len(parts))), f"its "
                  f"target_modules do not include {module:.100}, which {WEIGHTS} changes")
 
-def settings_in(folder):
-    """(rank, alpha) of an adapter_config.json.  With use_rslora, s = alpha / sqrt(r), for which
+def settings_in(folder, config):
+    """(rank, alpha) of a configuration.  With use_rslora, s = alpha / sqrt(r), for which
     alpha sqrt(r) is returned."""
-    path = os.path.join(folder, CONFIG)
-    need_folder(folder)
-    with reading(path, DAMAGED):
-        config = parse_json(read_bytes(path))
-        need(isinstance(config, dict), f"expected an object, found {config!r:.40}")
+    with reading(os.path.join(folder, CONFIG), DAMAGED):
         for name, values in COMPUTED.items():
             found = config.get(name)
             need(found in values, f"its {name} is {found!r:.40}, expected {values[0]!r}")
@@ -166,18 +170,17 @@ def settings_in(folder):
         need(type(rslora) is bool, f"its use_rslora is {rslora!r:.40}, expected true or false")
     return rank, float(alpha) * (math.sqrt(rank) if rslora else 1.0)
 
-def base_name(folder):
-    """The name of the model in adapter_config.json, "" if there is none"""
-    with reading(os.path.join(folder, CONFIG), DAMAGED):
-        base = parse_json(read_bytes(os.path.join(folder, CONFIG))).get("base_model_name_or_path")
+def base_name(config):
+    """The name of the model in a configuration, "" if there is none"""
+    base = config.get("base_model_name_or_path")
     return base[:300] if isinstance(base, str) else ""
 
-def need_layers(folder, path, meta, tensors, cfg):
+def need_layers(config, path, meta, tensors, cfg):
     """Rejects an adapter for a model with another number of layers.  PEFT may leave layers out;
     our own adapters, which have a state, have all."""
     found = [re.search(r"\.layers\.(\d{1,6})\.", name) for name in tensors]
     n = 1 + max((int(x[1]) for x in found if x), default=0)
-    is_whole, base = "state" in meta, base_name(folder)
+    is_whole, base = "state" in meta, base_name(config)
     need(n <= cfg.n_layer and (n == cfg.n_layer or not is_whole), f"{path} was made for a model "
          f"with {'' if is_whole else 'at least '}{counted(n, 'layer')}{f', {base}' if base else ''}"
          f", this model has {cfg.n_layer}; {ITS_MODEL}")
@@ -185,14 +188,15 @@ def need_layers(folder, path, meta, tensors, cfg):
 def read_adapter(folder, cfg):
     """The AdapterFile of a folder, for a model of this shape.  Every name, shape and number is
     checked.  A layer that the file leaves out is not adapted."""
-    rank, alpha = settings_in(folder)
+    config = config_in(folder)
+    rank, alpha = settings_in(folder, config)
     path = os.path.join(folder, WEIGHTS)
     with reading(path, DAMAGED):
         need(os.path.exists(path), "the file is missing")
         need(os.path.isfile(path), "expected a regular file")
         meta, tensors = map_tensors(path, ("F32", "F16", "BF16"))
         need(tensors, "it has no tensors")
-    need_layers(folder, path, meta, tensors, cfg)
+    need_layers(config, path, meta, tensors, cfg)
     with reading(path, f"{ITS_MODEL}, or another adapter"):
         place = {peft_name(l, name, part): name for l in range(cfg.n_layer)
                  for name in PROJECTIONS for part in "AB"}
@@ -214,7 +218,7 @@ def read_adapter(folder, cfg):
         state = None
         if "state" in meta and "base_sha256" in meta:
             state = state_in(meta)
-    need_targets(folder, tensors)
+    need_targets(folder, config, tensors)
     return AdapterFile(lora, flat, meta.get("base_sha256", ""), state)
 
 class Summary(NamedTuple):
@@ -229,7 +233,8 @@ class Summary(NamedTuple):
 
 def summary_of(folder):
     """The Summary of a folder.  Tensors are only counted: `read_adapter` checks their shapes."""
-    rank, alpha = settings_in(folder)
+    config = config_in(folder)
+    rank, alpha = settings_in(folder, config)
     path = os.path.join(folder, WEIGHTS)
     with reading(path, DAMAGED):
         meta, tensors = map_tensors(path, ("F32", "F16", "BF16"))
@@ -237,9 +242,9 @@ def summary_of(folder):
         targets = tuple(target for target, (_, name) in PROJECTIONS.items()
                         if any(f".{name}.lora_" in tensor for tensor in tensors))
         state = state_in(meta) if "state" in meta else None
-    need_targets(folder, tensors)
+    need_targets(folder, config, tensors)
     return Summary(Lora(rank, alpha, targets), sum(x.size for x in tensors.values()), len(layers),
-                   base_name(folder), meta.get("base_sha256", ""), state,
+                   base_name(config), meta.get("base_sha256", ""), state,
                    "sha256" in meta)
 
 def state_in(meta):

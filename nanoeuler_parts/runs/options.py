@@ -157,9 +157,8 @@ OPTIONS = [
 
     # LoRA
     Option("lora", int, (0, 1024), {ALL: 0},
-           "rank of LoRA: train two matrices of this rank beside each matrix of the layers, and "
-           "write an adapter, a folder in PEFT's format, by default nanoeuler_lora; 0: train all "
-           "weights"),
+           "rank of LoRA: train two matrices of this rank beside each matrix of the layers; --out "
+           "is then a folder in PEFT's format, by default nanoeuler_lora; 0: train all weights"),
     Option("lora_alpha", float, (0, 1e6), {ALL: 0.0},
            "scale of LoRA: the product of its two matrices is multiplied by alpha / rank; 0: "
            "twice the rank"),

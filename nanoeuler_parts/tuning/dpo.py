@@ -21,9 +21,9 @@ def dpo_loss(ce, reference, beta):
     pi is the policy, ref the model at step 0;  y is the chosen response, y' the rejected one
     ce (2n,): -log pi, reference (2n,): -log ref, of y and y' in turn, summed over their tokens
     -> measures, means over the n pairs, and d loss / d CE (2n,)
-    accuracy: the share of pairs with m > 0; a tie counts half
-    chosen: the mean of log pi(y)/ref(y), nats per response; below 0, the chosen responses have
-    become less probable"""
+    accuracy    the share of pairs with m > 0; a tie counts half
+    chosen      the mean of log pi(y)/ref(y), nats per response.  If it is below 0, the chosen
+                responses have become less probable"""
     with np.errstate(invalid="ignore"):      # for a NaN in ce; `train` then reports the step
         log_ratio = (reference - ce).reshape(-1, 2)      # log pi/ref of each y, y'
         margin = beta * (log_ratio[:, 0] - log_ratio[:, 1])
