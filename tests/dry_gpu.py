@@ -35,6 +35,7 @@ from nanoeuler_parts.tensor_cores.attention import tensor_attention
 from nanoeuler_parts.decode.attend import keys_per_split
 from nanoeuler_parts.decode.products import GROUP, weight_stride
 from nanoeuler_parts.decode.prompts import BY_ROWS
+from nanoeuler_parts.decode.sampling import room_for_list
 from nanoeuler_parts.decode.table import AT_ONCE
 from nanoeuler_parts.tensor_cores.matmul_mma import MMA_SMEM
 from nanoeuler_parts.tensor_cores.matmul_wgmma import wgmma_smem
@@ -499,10 +500,11 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
         self.rows_of(rows)
         self.runs(1, AT_ONCE)
 
-    def choose_kernel_choose(self, ids, latest, odds, out, draws, rows, V):
+    def choose_kernel_choose(self, ids, latest, odds, listed, out, draws, rows, V):
         assert ids.shape == draws.shape[:2] == (2, ne.MOST_ROWS) and latest.shape == (AT_ONCE,)
         assert draws.shape[2] == len(ne.SampleRequest._fields)
-        assert odds.shape == (AT_ONCE, V) and V < out.shape[1] and self.grid[0] <= AT_ONCE
+        assert odds.shape == listed.shape and self.grid[0] <= len(odds)
+        assert odds.shape[1] == room_for_list(V) and V < out.shape[1]
         self.rows_of(rows)
         self.runs(self.grid[0], 1024)
 

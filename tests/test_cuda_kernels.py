@@ -48,9 +48,11 @@ SPILLS = {128: 512}
 # two each: Hopper's copy engine brings W to shared memory instead
 SPILLS_OF_ROWS = {"product_kernels_gate_up": 16, "product_kernels_logits": 24,
                   "add_product_kernel_add_product": 8}
-# and on Hopper, where two kernels have up to six numbers too many.  The choice of a token has 64
-# registers a thread, because its blocks have 1,024 threads
-SPILLS_ON_HOPPER = {"add_product_kernel_add_product": 24, "choose_kernel_choose": 8}
+# and on Hopper, where one kernel has up to six numbers too many
+SPILLS_ON_HOPPER = {"add_product_kernel_add_product": 24}
+# and by the compiler of sm_100 and newer: the choice of a token has 64 registers a thread, because
+# its blocks have 1,024 threads
+SPILLS_ON_BLACKWELL = {"choose_kernel_choose": 16}
 # and of the gradient of the norms of heads, which has 80 registers, so that three of its blocks
 # share a multiprocessor: they suffice on Hopper, and elsewhere two numbers stay in memory
 SPILLS_OF_NORMS = {"head_norm_kernels_backward": 8}
@@ -140,6 +142,8 @@ def complaints(x, arch, built=None):
         spills = max(spills, SPILLS_OF_ROWS.get(x.name, 0), SPILLS_OF_NORMS.get(x.name, 0))
     else:
         spills = max(spills, SPILLS_ON_HOPPER.get(x.name, 0))
+    if arch == "sm_120":
+        spills = max(spills, SPILLS_ON_BLACKWELL.get(x.name, 0))
     spills = max(spills, SPILLS_OF_EPILOGUE * constants(x.kernel).get("changes", False))
     stack = max(spills, STACK.get((x.name, arch), 0))
     if not holds(x.types, types.float64) or x.name in DOUBLE:

@@ -34,7 +34,7 @@ from nanoeuler_parts.decode.products import (
     TURNS_AT_ONCE, whole_smem,
 )
 from nanoeuler_parts.decode.prompts import power_of_two, prompt_size, Prompts
-from nanoeuler_parts.decode.sampling import choose_kernel, DRAW_FIELDS, THREADS
+from nanoeuler_parts.decode.sampling import choose_kernel, DRAW_FIELDS, room_for_list, THREADS
 from nanoeuler_parts.decode.table import (
     advance_kernel, AT_ONCE, copy_row, COUNTS, download, N_ROWS, N_WANTED, take_kernel, upload,
 )
@@ -115,7 +115,8 @@ class RowSteps:
         self.draws = cuda.mapped_array((2, ne.MOST_ROWS, DRAW_FIELDS), np.float64)
         self.chosen = cuda.mapped_array((2, ne.MOST_ROWS), np.int32)
         self.done = [cuda.event(False) for _ in range(2)]
-        self.latest, self.odds = new(AT_ONCE, np.int32), new((AT_ONCE, size.V), np.float64)
+        self.latest, scratch = new(AT_ONCE, np.int32), (AT_ONCE, room_for_list(size.V))
+        self.odds, self.listed = new(scratch, np.float64), new(scratch, np.uint64)
         self.choose = choose_kernel(self.hopper)
         self.ahead = None                    # StepRequest that the step queued ahead will answer
         # the slots of the last sampled step, and how many steps before it had the same slots
@@ -299,8 +300,8 @@ class RowSteps:
                 head = self.p.wte if self.cfg.tie_embeddings else self.p.lm_head[0]
                 self.queue_logits(self.out, head, self.rows, kind.lines)
             if kind.sampled and kind.lines:
-                launch(self.choose, self.chosen, self.latest, self.odds, self.out, self.draws,
-                       self.rows, self.size.V, grid=kind.lines, block=THREADS)
+                launch(self.choose, self.chosen, self.latest, self.odds, self.listed, self.out,
+                       self.draws, self.rows, self.size.V, grid=kind.lines, block=THREADS)
         if kind.whole_step and kind.lines and not kind.sampled:
             download(self.pinned[:kind.lines], self.out)
 

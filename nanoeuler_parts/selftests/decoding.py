@@ -9,7 +9,7 @@ import numpy as np
 import nanoeuler as ne
 from nanoeuler_cuda import kernel_path, make_decoder, new, PATHS, to_device
 from nanoeuler_parts.decode.prompts import BY_ROWS
-from nanoeuler_parts.decode.sampling import choose_kernel, DRAW_FIELDS, THREADS
+from nanoeuler_parts.decode.sampling import choose_kernel, DRAW_FIELDS, room_for_list, THREADS
 from nanoeuler_parts.decode.steps import copy_slot_kernel
 from nanoeuler_parts.decode.table import AT_ONCE, COUNTS, N_WANTED, RING
 from nanoeuler_parts.gpu.launches import launch
@@ -119,11 +119,12 @@ def choose_test(ids, out, draws, V):
     rows = np.zeros((5, AT_ONCE), np.int32)
     rows[COUNTS, N_WANTED] = len(draws)
     rows[COUNTS, RING] = 1
-    chosen, odds = new((2, ne.MOST_ROWS), np.int32), new((AT_ONCE, V), np.float64)
+    chosen, scratch = new((2, ne.MOST_ROWS), np.int32), (len(draws), room_for_list(V))
+    odds, listed = new(scratch, np.float64), new(scratch, np.uint64)
     table = np.full((2, ne.MOST_ROWS, DRAW_FIELDS), np.nan)
     table[1, :len(draws)] = draws
-    launch(choose_kernel(kernel_path() == "wgmma"), chosen, ids, odds, out, to_device(table),
-           to_device(rows), V, grid=len(draws), block=THREADS)
+    launch(choose_kernel(kernel_path() == "wgmma"), chosen, ids, odds, listed, out,
+           to_device(table), to_device(rows), V, grid=len(draws), block=THREADS)
 
 def copy_slot_test(cache, source, slot, n):
     """Copies the first n keys of one slot to another."""
