@@ -63,7 +63,6 @@ Names   acc    sums in registers              lane   0 to 31, the thread's place
         few    W neighbours in registers      warp   the warp's place in its block
         _smem  an array in shared memory      p      parameters; in 4.5, an entry of the matrix P
         The host function that launches an op's kernels has the name of the op in nanoeuler.py.
-        `@made_once` marks functions that make kernels for a shape, once for each shape.
 Order   Each sum is accumulated in a fixed order, by one thread or by blocks in a fixed sequence.
         Two runs on GPUs of the same type, with the same size of micro-batches, give the same bits.
 """
@@ -142,6 +141,14 @@ except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: a
 #     cuda.shared.array(n, dtype)           numbers that the block shares.  If n is 0, the launch
 #                                           says how many bytes, by `smem`
 #     cuda.syncthreads()                    waits until all threads of the block have arrived
+#
+# Three decorators of nanoeuler_parts/gpu/launches.py mark what runs on the GPU:
+#
+#     @cuda_kernel    a kernel; it is compiled once, and kept on disk
+#     @inlined        a device function, which is compiled into the kernels that call it
+#     @made_once      a function that makes kernels, as a template does in C++.  Its arguments, and
+#                     everything else that a kernel finds outside of itself, are compile-time
+#                     constants in the kernel.  Equal arguments return the same kernels
 def gpu_problem():
     """Returns why kernels cannot run on this machine, and a remedy, or "" if they can."""
     cuda.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0          # small tests launch small grids
@@ -150,7 +157,7 @@ def gpu_problem():
         cuda.current_context()
         remedy = f"There is a GPU, but compiling a kernel for it fails; reinstall with: {PIP}"
         total, numbers = (cuda.to_device(np.zeros(1)) for _ in range(2))
-        square_sums_kernel[1, 256](total, numbers)
+        square_sums_kernel[1, 256](total, numbers)       # `launch` needs the stream of open_device
         total.copy_to_host()                 # waits for the kernel, and raises its error
         return ""
     except Exception as e:                   # a missing driver raises errors of many types
@@ -206,7 +213,7 @@ def has(dtype):
 # ==== 2 Memory ====
 # How much of it a model needs, and which micro-batches fit, is in nanoeuler_parts/gpu_memory.py.
 def load_gpu_memory():
-    """Returns this module, which stands above the program and is imported when it is needed."""
+    """Returns this module.  It imports this file, so this file cannot import it at the top."""
     from nanoeuler_parts import gpu_memory
     return gpu_memory
 
@@ -220,9 +227,10 @@ def computing(dtype):
 def rows_a_chunk(cfg, BT, itemsize):
     """R: the number of rows whose logits are in memory at the same time.
 
-    The logits of all heads take about 384 MB at most.  The product of their gradient with lm_head,
-    (R, C), is computed in tiles, of HOPPER_TILE on an H100.  A wave is one tile per multiprocessor.
-    A large R is rounded down to whole waves, so that no multiprocessor idles."""
+    It is chosen so that the logits of all heads take about 384 MB at most.  The gradient of the
+    heads' input, (R, C), is then computed in tiles; on an H100, they have the size HOPPER_TILE.  A
+    wave is one tile per multiprocessor.  A large R is rounded down to whole waves, so that no
+    multiprocessor idles."""
     rows = (384 << 20) // (cfg.n_mtp * cfg.vocab_size * itemsize)
     tile_rows, tile_columns = HOPPER_TILE
     across = cdiv(cfg.n_embd, tile_columns)  # tiles side by side
@@ -254,7 +262,8 @@ def buffer_table(cfg, B, T, dtype, kept=None):
          ("y", (BT, C)),                     # a block's normalized input, then its output f
          ("logits", (R, P * V))]             # overwritten with their gradient
     d = [("x", (BT, C)),                     # gradient of x[i], as i goes from 2 L to 0
-         ("y", (BT, C)),                     # gradient of y = rmsnorm(x), then y itself again
+         ("y", (BT, C)),                     # gradient of y = rmsnorm(x), then y itself again,
+                                             # which the gradient of the weights needs
          ("qkv", (BT, QKV)),
          ("att", (BT, HD)),
          ("swiglu", (BT, F))]
@@ -353,7 +362,8 @@ half_warp_sum, half_warp_max = butterfly(operator.add, 4), butterfly(max, 4)
 warp_sum, warp_max = butterfly(operator.add, 5), butterfly(max, 5)
 
 def over_block(combine, over_warp):
-    """Makes the same for a block of 256 threads: first within each warp, then over the 8 warps."""
+    """Makes the same for a block of 256 threads: first within each warp, then over the 8 warps.
+    All threads of the block must call it, since it waits for them."""
     @inlined
     def over(x):
         x, warps = over_warp(x), cuda.shared.array(8, ctype(x))
@@ -416,12 +426,17 @@ def naive_matmul(out, x, w):
 @functools.cache
 def register_tile(ROWS, COLS):
     """Makes the device function acc += A B for the ROWS x COLS sums that a thread has in registers.
+    The thread's rows are neighbours, and its columns are 16 apart.
 
-    A and B are in shared memory.  a_place = (a0, a_m, a_k) means that A[i, k] is at
-    a0 + i * a_m + k * a_k, and b_place = (b0, b_n, b_k) that B[k, j] is at
-    b0 + 16 * j * b_n + k * b_k.  Sixteen neighbouring threads read the same element of A, which
-    is a broadcast, and neighbouring elements of B, so no two lanes read from the same bank.  All
-    portable matrix products use this function, those of attention too."""
+    A and B are in shared memory.  Each place has the index of the thread's first element, and two
+    strides: from a row or column of the product to the next one, and from k to k + 1.
+
+        a_place = (a0, a_m, a_k)    the thread's A[i, k] is at a0 + i * a_m + k * a_k
+        b_place = (b0, b_n, b_k)    the thread's B[k, j] is at b0 + 16 * j * b_n + k * b_k
+
+    Sixteen neighbouring threads read the same element of A, which is a broadcast, and neighbouring
+    elements of B, so no two lanes read from the same bank.  All portable matrix products use this
+    function, and so does attention in 4.5."""
     @inlined
     def tile(acc, A, a_place, B, b_place, K):
         (a0, a_m, a_k), (b0, b_n, b_k) = a_place, b_place
@@ -436,8 +451,9 @@ def register_tile(ROWS, COLS):
     return tile
 
 TILE, DEPTH = 128, 16                        # rows and columns of a tile of out; k per round
-STRIDE = TILE + 4                            # distance from k to k + 1 in shared memory: with the
-                                             # 4, the 16 k of one row are in 8 banks instead of 1
+STRIDE = TILE + 4                            # distance from k to k + 1 in shared memory.  The 4 are
+                                             # padding: 16 threads that store the 16 k of one row
+                                             # write to 8 banks, and not all to the same one
 SMEM = DEPTH * STRIDE
 tile8x8 = register_tile(8, 8)
 
@@ -445,7 +461,7 @@ tile8x8 = register_tile(8, 8)
 def matmul_kernel(out, a, b, add):
     """out[z] = add * out[z] + a[z] b[z]
     One block of (16, 16) threads per 128 x 128 tile of out[z], row by row.
-    grid (M / 128 * N / 128, 1, n)
+    grid ((M / 128) (N / 128), 1, n)
     out (n, M, N), a (n, M, K), b (n, K, N), all with any strides
 
     Each round copies 16 k of 128 rows of A and of 128 columns of B to shared memory.  So a block
@@ -461,10 +477,10 @@ def matmul_kernel(out, a, b, add):
     n0 = cuda.blockIdx.x % tiles_across * TILE
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     t = 16 * y + x
-    # A tile is 128 rows or columns (m or n) times 16 k, and a thread fetches eight numbers of it.
-    # A tuple is (m or n, k, step of m or n, step of k): the place of the thread's first number, and
-    # the steps from one number to the next.  Neighbouring threads read neighbours in memory: along
-    # k, or along m or n.
+    # A tile of A has 128 rows m and 16 k, a tile of B has 16 k and 128 columns n.  A thread fetches
+    # eight numbers of each.  Neighbouring threads should read neighbours in memory, which are along
+    # k in some layouts, and along m or n in others.  A tuple (m or n, k, step of m or n, step of k)
+    # has the place of the thread's first number, and the steps from one number to the next.
     along_mn, along_k = (t % 128, t // 128, 0, 2), (t // 16, t % 16, 16, 0)
     am, ak, am_step, ak_step = along_k if A.strides[1] == A.itemsize else along_mn
     bn, bk, bn_step, bk_step = along_k if B.strides[0] == B.itemsize else along_mn
@@ -476,7 +492,9 @@ def matmul_kernel(out, a, b, add):
                 a_smem[(ak + i * ak_step) * STRIDE + am + i * am_step] = a_next[i]
                 b_smem[(bk + i * bk_step) * STRIDE + bn + i * bn_step] = b_next[i]
             cuda.syncthreads()               # the tiles are complete
-        for i in range(8):                   # fetch the next tiles, which arrive during the product
+        # Fetch the next tiles, which arrive during the product.  Beyond the edge of a matrix, a
+        # thread reads its last row or column, since a clamped index needs no branch
+        for i in range(8):
             k = k0 + DEPTH + ak + i * ak_step
             v = value(A[min(m0 + am + i * am_step, M - 1), min(k, K - 1)])
             a_next[i] = v if k < K else zero
@@ -509,8 +527,9 @@ def as_batch(x):
     if x.ndim == 3:
         return x
     (M, N), (row, column) = x.shape, (s // x.dtype.itemsize for s in x.strides)
-    unused = 1 << 20                         # from one matrix to the next.  With M row or 0, Numba
-                                             # would compile a second kernel for some shapes
+    # The stride from one matrix to the next, which no kernel uses here.  Numba has separate types
+    # for contiguous arrays.  With M * row or 0, it would compile a second kernel for some shapes
+    unused = 1 << 20
     return view(x, 0, (1, M, N), (unused, row, column))
 
 def matmul(out, x, w):
@@ -579,7 +598,9 @@ def tensor_core_matmul(out, x, w):
            block=128)
 
 def pairs_of(x):
-    """x (M, K) in bfloat16 as (M, K / 2) uint32: two neighbours of a row in one number.  No copy"""
+    """x (M, K) in bfloat16 as (M, K / 2) uint32: two neighbours of a row in one number.  No copy.
+    The numbers of a row must follow each other in memory, and rows begin at multiples of 4 bytes.
+    """
     (M, K), (of_row, _) = x.shape, x.strides
     return DeviceNDArray((M, K // 2), (of_row, 4), np.uint32, gpu.stream, x.gpu_data)
 
@@ -596,8 +617,8 @@ def embedding_forward_kernel(x, tokens, wte):
 def embedding_forward(x, tokens, wte):
     launch(embedding_forward_kernel, x, tokens, wte, grid=len(x), block=128)
 
-# The indices of a batch's tokens, sorted by token and then ascending: those of the i-th distinct
-# token, tokens[i], are order[starts[i]:starts[i + 1]]
+# Runs of equal tokens in a sorted batch.  order: the indices of the batch's tokens, sorted by token
+# and then ascending.  The i-th distinct token is tokens[i], at order[starts[i]:starts[i + 1]]
 Runs = namedtuple("Runs", "order starts tokens")
 
 def runs_of(tokens, V):
@@ -615,7 +636,7 @@ def embedding_backward_kernel(W):
 
     @cuda_kernel
     def backward(dwte, dx, order, starts, tokens):
-        """dwte[v] += sum over bt with tokens[bt] = v of dx[bt], always in the same order
+        """dwte[v] += the sum of dx[bt] over all bt whose token is v, always in the same order
         order, starts, tokens: Runs
 
         One block of 8 warps per distinct token v and 32 W columns, W per lane.  Each warp adds an
@@ -659,9 +680,10 @@ GAIN_PARTS = 4 * 132
 def rmsnorm_kernels(C, W):
     """Makes the kernels residual_forward and backward for rows of C.
 
-    A warp has a row in its registers: CHUNKS times W neighbours per lane.  A lane beyond the row's
-    end loads the last W elements and ignores them.  If a row has more than 1,024 elements, backward
-    does not have enough registers and keeps some numbers in memory, which is slower."""
+    A warp has a row in its registers.  A chunk is 32 W elements, W neighbours per lane, so that a
+    lane keeps CHUNKS times W elements.  A lane beyond the row's end loads the last W elements and
+    ignores them.  If a row has more than 1,024 elements, backward does not have enough registers
+    and keeps some numbers in memory, which is slower."""
     CHUNKS = -(-C // (WARP * W))
     KEPT = CHUNKS * W
     load, store = vector(W)
@@ -716,6 +738,8 @@ def rmsnorm_kernels(C, W):
 
         Each warp processes one row after another.
         grid GAIN_PARTS, block (32, warps), shared memory (warps, C)"""
+        # The lane's elements of a row: v is u = x * rstd, d is dy, and old is dx.  The gain is 0
+        # beyond the row's end, so that those lanes add nothing to m
         v, d = cuda.local.array(KEPT, ctype(x)), cuda.local.array(KEPT, ctype(x))
         old, gain = cuda.local.array(KEPT, ctype(x)), cuda.local.array(KEPT, ctype(x))
         zero, lane, warps, BT = ctype(x).type(0), cuda.threadIdx.x, cuda.blockDim.y, x.shape[0]
@@ -850,8 +874,9 @@ def rope(qkv, cos, sin, T, heads, sign):
 # block has N query rows and walks over the keys, N at a time, with a running maximum m and a
 # running sum l of each row.  The T x T matrix of scores is never in memory, and tiles beyond the
 # diagonal are skipped.  A block has 128 threads, (16, 8): thread (x, y) owns rows y * N/8 + i and
-# columns x + 16 j of each N x N or N x D tile.  In shared memory, the rows of tiles are N + 1 or
-# D + 1 apart, so the elements of a column are in 32 different banks.
+# columns x + 16 j of each N x N or N x D tile.  The 16 threads that share a row are half a warp.
+# In shared memory, the rows of tiles are N + 1 or D + 1 apart, so the elements of a column are in
+# 32 different banks.
 
 class Attention(NamedTuple):
     """The attention kernels of one head size, and how they are launched"""
@@ -929,6 +954,7 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
         One block per N query rows of a head.     grid (T / N, H, B), block (16, 8)
         out: o (BT, HD), lse (H, BT), the log of the sum of exponentials     in: qkv (BT, QKV)"""
         smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
+        # m is the maximum of the whole row; l is the sum of this thread's columns until the end
         m, l = filled(ROWS, -ctype(qkv).type(math.inf)), filled(ROWS, zero)
         acc = filled(NCOLS, zero)
         x, y, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z * T
@@ -1161,8 +1187,8 @@ def cross_entropy_kernel(W):
         """nll[k, row0 + r] = -log softmax(z)[y]
         z becomes weight[b, k, t] (softmax(z) - onehot(y))
 
-        z = logits[r, k V : (k + 1) V] are the logits of head k for one row; y = targets[k, row0 +
-        r] is its target.  Without a target (-1), the loss and the gradient are 0.
+        z = logits[r, k V : (k + 1) V] are the logits of head k for one row, and
+        y = targets[k, row0 + r] is its target.  Without a target (-1), loss and gradient are 0.
         One block of 256 threads per row and head.     grid (R, P)
         nll (P, BT), logits (R, P V), targets (P, BT) int32, weight (B, P, T) float64"""
         r, k, x = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x * W
@@ -1319,7 +1345,7 @@ def head_norm_kernels(D):
                     for c in range(W):
                         x[W * j + c], dy[W * j + c] = a[c], b[c]
                         mean += g[c] * b[c] * a[c] if i < D else zero
-                # rstd * mean of gain*dy*u
+                # rstd * mean_c(gain*dy*u); r is squared, because u = x * rstd
                 mean = head_sum(mean) * r * r / ctype(partial).type(D)
                 for j in range(CHUNKS):
                     i = (LANES * j + lane) * W
@@ -1530,7 +1556,8 @@ class Model(Layers):
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
         # Two Hypers: the second one is for the embedding, in a run with Muon
         self.staged_hyper = np.zeros((2, len(ne.Hyper._fields)))
-        # The last copies of `stage` and of `staged_runs` have been made
+        # Events after the last copies from `staged` and from `pinned_runs`: the host waits for
+        # them before it overwrites these arrays
         self.staged_read, self.runs_read = cuda.event(False), cuda.event(False)
         self.hyper = self.put(self.staged_hyper, np.float64)
         self.partial = new(NORM_PARTS, np.float64)
@@ -1578,7 +1605,8 @@ class Model(Layers):
             for group, name, shape, dtype in table:
                 buffers[group][name] = new(shape, dtype)
             self.ids = new((P + 1) * B * T, np.int32)    # tokens, then targets of each head
-            self.weights = {2: WeightArrays((B, P))}         # see stage_weight
+            # number of dimensions of the weights, 2 or 3 -> their arrays: see stage_weight
+            self.weights = {2: WeightArrays((B, P))}
             self.staged = cuda.pinned_array((P + 1) * B * T, np.int32)
             self.runs = new(3 * B * T + 1, np.int32)
             self.pinned_runs = cuda.pinned_array(3 * B * T + 1, np.int32)
@@ -1746,8 +1774,8 @@ class Model(Layers):
         self.backward(add)
 
     def clear_others(self, outputs):
-        """Queues g = 0 for what no product of matrices sets: the embedding, unless it is tied to
-        head 0; the heads from `outputs` on; gains and biases."""
+        """Queues g = 0 for the tensors whose gradients no matrix product sets: the embedding,
+        unless it is tied to head 0; the heads from `outputs` on; gains and biases."""
         (V, C), tied = self.p.wte.shape, self.cfg.tie_embeddings
         heads = self.table[ne.Params._fields.index("lm_head")].start
         self.clear(heads + (outputs - tied) * V * C, self.flat.size)
@@ -1785,8 +1813,10 @@ class Model(Layers):
 
     def stage_weight(self, weight, b):
         """Copies the weights of b sequences to self.weight (B, P, T), on the device, with zeros for
-        the others.     weight (b, P, T), or (b, P) or (P,) if all tokens of a sequence have the
-        same: then only these are copied, and the array has them T times by a stride of 0"""
+        the other sequences.
+
+        weight: (b, P, T), or (b, P) or (P,) if all tokens of a sequence have the same weight.  Then
+        B P weights are copied, and self.weight repeats each of them T times, by a stride of 0"""
         (B, T), P = self.shape, self.cfg.n_mtp
         if np.ndim(weight) == 3:
             x = self.weights.get(3) or self.weights.setdefault(3, WeightArrays((B, P, T)))
@@ -1799,8 +1829,9 @@ class Model(Layers):
 
     def gradient(self, tokens, targets, weight):
         """Queues g += d(sum_bk weight[b, k] CE_bk)/dp of one micro-batch, and its losses.  The
-        first one after an update sets g instead, since a product writes its sums in less time than
-        it adds them.  Output heads after the last one with a nonzero weight are not computed.
+        first micro-batch after an update sets g instead, since a product takes less time to write
+        its sums than to add them.  Output heads after the last one with a nonzero weight are not
+        computed.
 
         tokens (B, T), targets (P, B, T), weight (B, P), or (P,) for every sequence, or (B, P, T)
         with a factor of its own for each token"""
@@ -1814,8 +1845,8 @@ class Model(Layers):
         self.embedding_gradient(tokens)
 
     def embedding_gradient(self, tokens):
-        """Queues the gradient of the embedding, since x[0] is that of the tokens.  The host sorts
-        these while the device computes the rest of the gradient."""
+        """Queues the gradient of the embedding, whose rows are x[0].  The host sorts the tokens
+        while the device computes the rest of the gradient."""
         embedding_backward(self.g.wte, self.d.x, self.staged_runs(tokens))
 
     def staged_runs(self, tokens):
@@ -1832,7 +1863,8 @@ class Model(Layers):
         return Runs(*found)
 
     def begin_update(self):
-        """Queues g = 0 if no `gradient` has set it since the last update.  The next one sets it."""
+        """Queues g = 0 if no `gradient` has set it since the last update.  The next `gradient` sets
+        g, and does not add to it."""
         if not self.add:
             self.clear(0, self.flat.size)
         self.add = False
@@ -1977,8 +2009,8 @@ def rope_cache_kernel(qkv, kc, vc, cos, sin, at, H):
 
 @cuda_kernel
 def attention_decode_kernel(o, qkv, kc, vc, scores, at, window, scale):
-    """Attention of one token to the last `window` tokens in the KV cache.
-    o (HD,), qkv (QKV,), kc, vc (G, T, D), scores (H, T) scratch
+    """Attention of one token to the last `window` tokens in the KV cache, itself included.
+    o (HD,), qkv (QKV,), kc, vc (G, T, D), scores (H, T) scratch, at = (token, position)
     One block of 256 threads per head.
     Unlike the ring of nanoeuler.Decoder, this cache also keeps the tokens before the window."""
     h, x, n, D = cuda.blockIdx.x, cuda.threadIdx.x, at[1] + 1, kc.shape[2]
@@ -2193,7 +2225,7 @@ NORM_PARTS = 512                             # partial sums of |g|^2; fixed, as 
 
 @cuda_kernel
 def square_sums_kernel(partial, g):
-    """partial[i] = sum of the squares over which block i strides, in float64
+    """partial[i] = the sum of the squares that block i reads, in float64.  Blocks stride over g.
     grid NORM_PARTS, block 256"""
     s = 0.0
     for i in range(cuda.grid(1), g.size, cuda.gridsize(1)):
@@ -2205,7 +2237,8 @@ def square_sums_kernel(partial, g):
 
 @inlined
 def gradient_norm(partial):
-    """|g|, from the sums of squares of square_sums_kernel, for a block of 256 threads"""
+    """|g|, from the sums of squares of square_sums_kernel, for a block of 256 threads.  Each block
+    of an update computes it again, so no further kernel is needed between them."""
     total = 0.0
     for i in range(cuda.threadIdx.x, partial.size, 256):
         total += partial[i]
@@ -2287,9 +2320,9 @@ def nesterov_kernel(W):
 
     @cuda_kernel
     def nesterov(x, squares, g, m, starts, hyper, partial, results):
-        """For each matrix z:  g *= scale,  m = momentum m + (1 - momentum) g,
-        x[z] = momentum m + (1 - momentum) g.  Also results[-1] = |g|.
-        squares[z, i] = sum of the squares of x[z] over which block i strides
+        """For each matrix z, with g' = g times the factor of clipping:
+        m = momentum m + (1 - momentum) g',  x[z] = momentum m + (1 - momentum) g'
+        Also results[-1] = |g|, and squares[z, i] = the sum of the squares of x[z] in block i
 
         grid (MATRIX_PARTS, n), block 256     x (n, N, K), squares (n, MATRIX_PARTS) float64"""
         dtype, norm, z = m.dtype.type, gradient_norm(partial), cuda.blockIdx.y
