@@ -30,9 +30,10 @@ from nanoeuler_parts.tensor_cores.tiles import (
 )
 
 # This is the FlashAttention of 4.5 of nanoeuler_cuda.py in bfloat16, for head sizes 32, 64 and 128.
-# A block is one warpgroup.  Tiles have 64 rows of a head.  Two tiles, the stationary ones, stay
-# with the block.  Pairs of other tiles flow through a ring of two stages: a pair is copied while
-# the pair before it is multiplied.  In shared memory, from its start (for D = 64 a tile has 8 KB):
+# A block is one warpgroup.  A tile has 64 rows of one head, of Q, K, V, O or dO.  Two tiles, the
+# stationary ones, stay with the block until it ends.  Pairs of other tiles flow through a ring of
+# two stages: a pair is copied while the pair before it is multiplied.  Shared memory, from its
+# start (for D = 64, a tile has 8 KB):
 #
 #     tile             forward      dq                      dkv
 #     0, 1             Q, Q         Q, dO                   K, V         stationary
@@ -67,10 +68,9 @@ STAGES = 2                                   # of the ring; each holds a pair of
 N_BARRIERS = STAGES + 1                      # one per stage; number STAGES: the stationary tiles
 pipeline = pipeline_of(STAGES)
 S_REGS = 32                                  # a thread's registers for a tile of S or dP
-# The loops over pairs begin with this round, which only requests pair 0.  The address of its own
-# pair, pair_at(smem, -1), is computed and not used.  With the request before the loop, forward
-# would need more than the 168 registers that three blocks leave to a thread, and would spill 40
-# bytes.
+# The loops over pairs begin with this round, which only requests pair 0.  It computes an address of
+# pair -1, and does not use it.  It replaces a request before the loop: with one, forward would need
+# more than the 168 registers that three blocks leave to a thread, and would spill 40 bytes.
 PROLOGUE = -1
 INF32, LOG2E32 = np.float32(math.inf), np.float32(LOG2E)
 LOWEST = np.float32(-1e30)                   # below any score, but not infinite
@@ -79,14 +79,15 @@ class TileOps(DeviceFunctions):
     """The operations that the kernels below need, to copy and to multiply tiles.
 
     set_up(loads) -> smem, barriers
-        Initializes the barriers, and waits for the kernel before if launches overlap.  Returns the
-        addresses of dynamic shared memory and of the barriers.  loads: how many stationary tiles
-        will be loaded
+        Initializes the barriers, and waits for the previous kernel if launches overlap.  Returns
+        the addresses of dynamic shared memory and of the barriers.  loads: number of tiles that
+        will be requested with the barrier of the stationary tiles
     fence_map(source)
         Must be called before the first load from `source`, a matrix or its tensor map.
     issue_load(barrier, tile, source, row, last, col)
-        Requests the 64 rows from `row` and D columns from `col` of the source.  tile: the address
-        that they are copied to; last: the last row of the sequence
+        Requests the 64 rows from `row` and D columns from `col` of the source, whose rows follow
+        each other in memory.  tile: the address that they are copied to; last: the last row of the
+        sequence
     wait(barrier, parity)
         Waits until the tiles requested with this barrier have arrived, and until no thread reads
         the tiles of the round before.
@@ -281,8 +282,8 @@ def wgmma_tile_ops(D):
     @inlined
     def issue_load(barrier, tile, source, row, last, col):
         """source: a tensor map.  Rows beyond the matrix are zeros, and the kernels mask them or do
-        not store their results.  TensorOps.attention sees to it that no rows of another sequence
-        are requested."""
+        not store their results.  `TensorOps.attention_kernels` chooses this path only if no rows
+        of another sequence are requested."""
         if leads_block():
             mbarrier_expect(barrier, TILE_BYTES)
             for p in range(PANELS):
@@ -415,8 +416,9 @@ def softmax_of(window):
 
         half             0 or 1: which of the two tiles
         acc              the sums of O for both tiles; each has ACC_REGS registers
-        m, l             maximum and sum of each of the thread's four rows, two per tile.  l only
-                         sums the thread's own columns
+        m, l             maximum and sum of each of the thread's four rows, two per tile.  m is of
+                         the whole row.  l only sums the thread's own columns, and forward adds up
+                         those of the quad at the end
         col_minus_row    as for `mask`, for this tile"""
         top, shrink, first = cuda.local.array(2, f32), cuda.local.array(2, f32), 32 * half
         mask(s, first, col_minus_row)
@@ -439,7 +441,8 @@ def softmax_of(window):
 
 @inlined
 def store_neighbours(out, low, high, row, col):
-    """Stores the two neighbours that this thread has of columns col to col + 7 of a row."""
+    """Stores the two neighbours that this thread has of columns col to col + 7 of a row.  The rows
+    of `out` follow each other in memory."""
     col += first_column()
     store_pair(global_address(out) + u64(2 * (row * out.shape[1] + col)), pack_bf16(low, high))
 
@@ -543,7 +546,7 @@ def tensor_attention_forward(D, hopper, window, TILES):
         for i in range(THREAD_ROWS):
             t, total = r + i // 2 * 64 + i % 2 * 8, quad_sum(l[i])
             if t < T:
-                for j in range(CHUNKS):
+                for j in range(CHUNKS):      # acc[n] and acc[n + 1]: tile i // 2, row i % 2
                     n = i // 2 * ACC_REGS + j * 4 + i % 2 * 2
                     store_neighbours(o, acc[n] / total, acc[n + 1] / total, row0 + t, h * D + 8 * j)
                 if first_column() == 0:
@@ -585,7 +588,7 @@ def tensor_attention_dq(D, hopper, window):
         ops.wait(stationary, 0)              # Q, dO and O have arrived
         load_a(a, 0, o_tile)
         load_a(a, A_REGS, do_tile)
-        for i in range(A_REGS):
+        for i in range(A_REGS):              # even registers of A have row r, odd ones row r + 8
             u, v = a[i], a[A_REGS + i]       # a pair of O, and a pair of dO
             delta_of_row[i % 2] += value(u16(u)) * value(u16(v)) + (
                 value(u16(u >> u32(16))) * value(u16(v >> u32(16))))
@@ -635,7 +638,7 @@ def tensor_attention_dkv(D, hopper, window):
         smem, barriers = ops.set_up(STATIONARY)
         ops.fence_map(qkv)
         ops.fence_map(do)
-        # per stage: lse of 64 queries, then delta of the same queries
+        # for each of the two stages, 128 numbers: lse of 64 queries, then delta of the same queries
         lse_delta = cuda.shared.array(256, f32)
         acc = filled(BOTH_ACC_REGS, f32(0))  # dV, then dK
         a, pairs = cuda.local.array(BOTH_A_REGS, u32), cuda.local.array(S_REGS, u32)   # a: K, V
@@ -650,7 +653,8 @@ def tensor_attention_dkv(D, hopper, window):
                            k_col + i * G * D)
         ops.wait(stationary, 0)              # K and V have arrived
         ops.load_fragments(a, smem, 2)
-        end = min(T, k0 + TILE_ROWS - 1 + window) if window else T   # of the queries that see keys
+        # queries k0 to end - 1 attend to keys of this block
+        end = min(T, k0 + TILE_ROWS - 1 + window) if window else T
         next_h, next_t, count = g * group, k0, group * ((end - k0 + 63) // 64)
         for n in range(PROLOGUE, count):     # n: number of the pair of tiles
             t0 = next_t
@@ -710,7 +714,7 @@ def tensor_attention(D, hopper, operand=unchanged, window=0, tiles=1):
     `portable_attention`.
     hopper: use the copy engine and `wgmma`.  The function `operand` must then return tensor maps
     of matrices, with boxes of TILE_ROWS rows
-    tiles: `q_tiles` of forward"""
+    tiles: number of tiles of Q per block of forward, as `q_tiles` returns it"""
     kernels = (tensor_attention_forward(D, hopper, window, tiles),
                *(make(D, hopper, window) for make in (tensor_attention_dq, tensor_attention_dkv)))
     smem = (STATIONARY + 2 * STAGES) * 2 * TILE_ROWS * D + 1024      # 1,024: ALIGNMENT

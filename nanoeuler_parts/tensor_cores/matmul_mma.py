@@ -104,7 +104,7 @@ def mma_operand(of_a, mn):
         Returns the Cursor of the next slice.
 
         first: the Cursor of this slice     stage: the offset of the stage that it goes to"""
-        # rows of the matrix from this one on, counted in 32 bits; 0 if the chunk is beyond the last
+        # number of rows from this one to the end of the matrix; 0 if the chunk is beyond the last
         # column
         rows_left = types.int32(types.int32(source.shape[0]) - first.row if
                                 first.column < types.int32(source.shape[1]) else 0)
@@ -239,7 +239,7 @@ def mma_writer(adds):
 
     @inlined
     def store_rows(out, m0, n0, M, N, staging, warp, lane, add):
-        """out = the warp's sums, from row m0 and column n0"""
+        """out = the warp's sums, from row m0 and column n0     add: not used; as for add_rows"""
         row, chunk = lane // u32(16), lane % u32(16)
         r, c = types.intp(m0 + row), types.intp(n0 + chunk * u32(NEIGHBOURS))
         pitch, rows_left = out.strides[0] >> BYTES_LOG2, types.int32(M - r if c < N else 0)
