@@ -60,7 +60,7 @@ Types   A kernel takes its type from its arguments: bfloat16, float32 or float64
         vector.  A literal is written ctype(x).type(0): a bare 0.0 is a float64, and the kernel
         would compute in float64 from there on.
 Names   acc    sums in registers              lane   0 to 31, the thread's place in its warp
-        few    W neighbours in registers      warp   the warp's place in its block
+        vec    W neighbours in registers      warp   the warp's place in its block
         _smem  an array in shared memory      p      parameters; in 4.5, an entry of the matrix P
         The host function that launches an op's kernels has the name of the op in nanoeuler.py.
 Order   Each sum is accumulated in a fixed order, by one thread or by blocks in a fixed sequence.
@@ -224,7 +224,7 @@ def computing(dtype):
     """The type of sums, norms and master weights: float32 for bfloat16."""
     return np.dtype(np.float32) if dtype == np.uint16 else dtype
 
-def rows_a_chunk(cfg, BT, itemsize):
+def rows_per_chunk(cfg, BT, itemsize):
     """R: the number of rows whose logits are in memory at the same time.
 
     It is chosen so that the logits of all heads take about 384 MB at most.  The gradient of the
@@ -234,9 +234,9 @@ def rows_a_chunk(cfg, BT, itemsize):
     rows = (384 << 20) // (cfg.n_mtp * cfg.vocab_size * itemsize)
     tile_rows, tile_columns = HOPPER_TILE
     across = cdiv(cfg.n_embd, tile_columns)  # tiles side by side
-    rows_a_round = tile_rows * max(1, cuda.get_current_device().MULTIPROCESSOR_COUNT // across)
-    if rows > rows_a_round:
-        rows -= rows % rows_a_round
+    rows_per_wave = tile_rows * max(1, cuda.get_current_device().MULTIPROCESSOR_COUNT // across)
+    if rows > rows_per_wave:
+        rows -= rows % rows_per_wave
     return min(BT, max(128, rows))
 
 def buffer_table(cfg, B, T, dtype, kept=None):
@@ -252,13 +252,13 @@ def buffer_table(cfg, B, T, dtype, kept=None):
     computes them again (--recompute)."""
     C, F, V, L, P = cfg.n_embd, cfg.n_hidden, cfg.vocab_size, cfg.n_layer, cfg.n_mtp
     H, D, BT = cfg.n_head, cfg.head_dim, B * T
-    HD, QKV, R = H * D, (H + 2 * cfg.n_kv_head) * D, rows_a_chunk(cfg, BT, dtype.itemsize)
-    K, qk_heads = kept or L, cfg.n_head + cfg.n_kv_head
+    HD, QKV, R = H * D, (H + 2 * cfg.n_kv_head) * D, rows_per_chunk(cfg, BT, dtype.itemsize)
+    kept, qk_heads = kept or L, cfg.n_head + cfg.n_kv_head
     a = [("x", (2 * L + 1, BT, C)),          # the trajectory, rounded, for the backward pass
-         ("qkv", (K, BT, QKV)),              # after RoPE
-         ("att", (K, BT, HD)),               # the heads' outputs
-         ("gate_up", (K, BT, 2 * F)),        # the backward pass overwrites it with its gradient
-         ("swiglu", (K, BT, F)),
+         ("qkv", (kept, BT, QKV)),           # after RoPE
+         ("att", (kept, BT, HD)),            # the heads' outputs
+         ("gate_up", (kept, BT, 2 * F)),     # the backward pass overwrites it with its gradient
+         ("swiglu", (kept, BT, F)),
          ("y", (BT, C)),                     # a block's normalized input, then its output f
          ("logits", (R, P * V))]             # overwritten with their gradient
     d = [("x", (BT, C)),                     # gradient of x[i], as i goes from 2 L to 0
@@ -267,15 +267,16 @@ def buffer_table(cfg, B, T, dtype, kept=None):
          ("qkv", (BT, QKV)),
          ("att", (BT, HD)),
          ("swiglu", (BT, F))]
+    # buffers in the type of sums
     a_sums = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)),   # of RMSNorm
               ("state", (BT, C)),            # the trajectory's newest point, not rounded
               ("nll", (P, BT)),              # losses: negative log-likelihoods
-              ("lse", (K, H, BT))]           # attention: log of the sum of exponentials of a row
+              ("lse", (kept, H, BT))]        # attention: log of the sum of exponentials of a row
     d_sums = [("partial", (GAIN_PARTS, C)),  # partial sums of the gradient of RMSNorm's gain
               ("delta", (H, BT))]            # attention: <dO, O>
     if cfg.qk_norm:                          # 4.8
-        a += [("qk", (K, BT, qk_heads * D))]             # q and k before their norms
-        a_sums += [("qk_rstd", (K, BT, qk_heads))]
+        a += [("qk", (kept, BT, qk_heads * D))]          # q and k before their norms
+        a_sums += [("qk_rstd", (kept, BT, qk_heads))]
         d_sums += [("qk_partial", (GAIN_PARTS, 2 * D))]
     if cfg.qkv_bias:
         d_sums += [("bias_partial", (GAIN_PARTS, QKV))]
@@ -366,13 +367,14 @@ def over_block(combine, over_warp):
     All threads of the block must call it, since it waits for them."""
     @inlined
     def over(x):
-        x, warps = over_warp(x), cuda.shared.array(8, ctype(x))
+        x, warps_smem = over_warp(x), cuda.shared.array(8, ctype(x))     # a result per warp
         cuda.syncthreads()                   # all have read the result of an earlier call
         if cuda.threadIdx.x % 32 == 0:
-            warps[cuda.threadIdx.x // 32] = x
+            warps_smem[cuda.threadIdx.x // 32] = x
         cuda.syncthreads()
-        return combine(combine(combine(warps[0], warps[1]), combine(warps[2], warps[3])),
-                       combine(combine(warps[4], warps[5]), combine(warps[6], warps[7])))
+        return combine(
+            combine(combine(warps_smem[0], warps_smem[1]), combine(warps_smem[2], warps_smem[3])),
+            combine(combine(warps_smem[4], warps_smem[5]), combine(warps_smem[6], warps_smem[7])))
     return over
 
 block_sum, block_max = over_block(operator.add, warp_sum), over_block(max, warp_max)
@@ -568,13 +570,13 @@ def tensor_core_kernel(out, x, w):
     lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
     acc = filled(32, types.float32(0))
     a, b = cuda.local.array(4, types.uint32), cuda.local.array(2, types.uint32)
-    r, c, none = lane // 4, lane % 4, types.uint32(0)
+    r, c, zero = lane // 4, lane % 4, types.uint32(0)
     for k0 in range(0, x.shape[1], PAIRS):   # k counts pairs
         own = k0 + lane                      # the pair of a row that this lane copies
         for i in range(warp, 64, 4):         # a warp copies a row: 128 bytes that are neighbours
             m, n = m0 + i, n0 + i
-            x_smem[i, lane] = x[m, own] if m < x.shape[0] and own < x.shape[1] else none
-            w_smem[i, lane] = w[n, own] if n < w.shape[0] and own < w.shape[1] else none
+            x_smem[i, lane] = x[m, own] if m < x.shape[0] and own < x.shape[1] else zero
+            w_smem[i, lane] = w[n, own] if n < w.shape[0] and own < w.shape[1] else zero
         cuda.syncthreads()                   # the tiles are complete
         for pair in range(c, PAIRS, 8):      # the next 16 k: the lane needs `pair` and `pair` + 4
             for i in range(2):
@@ -601,8 +603,8 @@ def pairs_of(x):
     """x (M, K) in bfloat16 as (M, K / 2) uint32: two neighbours of a row in one number.  No copy.
     The numbers of a row must follow each other in memory, and rows begin at multiples of 4 bytes.
     """
-    (M, K), (of_row, _) = x.shape, x.strides
-    return DeviceNDArray((M, K // 2), (of_row, 4), np.uint32, gpu.stream, x.gpu_data)
+    (M, K), (row_bytes, _) = x.shape, x.strides
+    return DeviceNDArray((M, K // 2), (row_bytes, 4), np.uint32, gpu.stream, x.gpu_data)
 
 # ==== 4.2 Embedding ====
 @cuda_kernel
@@ -641,8 +643,8 @@ def embedding_backward_kernel(W):
 
         One block of 8 warps per distinct token v and 32 W columns, W per lane.  Each warp adds an
         eighth of the rows.  Then the block adds the sums of its warps."""
-        sums = cuda.shared.array((8, 256), ctype(dx))    # column W lane + i of warp w is in
-                                                         # sums[w, 32 i + lane]
+        # column W lane + i of warp w is in sums_smem[w, 32 i + lane]
+        sums_smem = cuda.shared.array((8, 256), ctype(dx))
         acc = filled(W, ctype(dx).type(0))
         C, start, end = dx.shape[1], starts[cuda.blockIdx.x], starts[cuda.blockIdx.x + 1]
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
@@ -652,13 +654,13 @@ def embedding_backward_kernel(W):
             for j in range(W):
                 acc[j] += row[j]
         for i in range(W):
-            sums[warp, 32 * i + lane] = acc[i]
+            sums_smem[warp, 32 * i + lane] = acc[i]
         cuda.syncthreads()                   # all warps have stored their sums
         if cuda.threadIdx.x < 32 * W:
             x, c = cuda.threadIdx.x, (32 * cuda.blockIdx.y + lane) * W + cuda.threadIdx.x // 32
-            s = sums[0, x]
+            s = sums_smem[0, x]
             for i in range(1, 8):
-                s += sums[i, x]
+                s += sums_smem[i, x]
             if c < C:
                 dwte[tokens[cuda.blockIdx.x], c] += s
     return backward
@@ -685,7 +687,7 @@ def rmsnorm_kernels(C, W):
     ignores them.  If a row has more than 1,024 elements, backward does not have enough registers
     and keeps some numbers in memory, which is slower."""
     CHUNKS = -(-C // (WARP * W))
-    KEPT = CHUNKS * W
+    PER_LANE = CHUNKS * W                    # elements in the registers of a lane
     load, store = vector(W)
 
     @cuda_kernel
@@ -698,33 +700,34 @@ def rmsnorm_kernels(C, W):
         backward.
         One warp per row.     grid BT / ROW_WARPS, block (32, ROW_WARPS)
         y, saved, x (BT, C), rstd (BT,), w (C,)"""
-        v, ss, one = cuda.local.array(KEPT, ctype(x)), ctype(x).type(0), ctype(x).type(1)
+        v, ss, one = cuda.local.array(PER_LANE, ctype(x)), ctype(x).type(0), ctype(x).type(1)
         lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROW_WARPS + cuda.threadIdx.y
         if bt < x.shape[0]:                  # true for all lanes of a warp or for none, as
                                              # warp_sum needs
             for j in range(CHUNKS):          # neighbours read neighbours: coalesced
                 c = (WARP * j + lane) * W
                 at = bt * C + min(c, C - W)
-                few = load(x, at)            # x[i]
+                vec = load(x, at)            # x[i]
                 if step:
                     f = load(y, at)
                     for i in range(W):
-                        few[i] += f[i]       # x[i + 1] = x[i] + f(x[i])
+                        vec[i] += f[i]       # x[i + 1] = x[i] + f(x[i])
                 for i in range(W):
-                    v[j * W + i] = few[i]
-                    ss += few[i] * few[i] if c < C else ctype(x).type(0)
+                    v[j * W + i] = vec[i]
+                    ss += vec[i] * vec[i] if c < C else ctype(x).type(0)
             r = one / math.sqrt(warp_sum(ss) / ctype(x).type(C) + eps)
             for j in range(CHUNKS):          # stores wait until here: all loads are under way first
                 c = (WARP * j + lane) * W
                 gain = load(w, min(c, C - W))
+                new_x, new_y = vec, gain     # the same registers
                 for i in range(W):
-                    few[i] = v[j * W + i]
-                    gain[i] = v[j * W + i] * gain[i] * r
+                    new_x[i] = v[j * W + i]
+                    new_y[i] = v[j * W + i] * gain[i] * r
                 if c < C:
                     if step:
-                        store(x, bt * C + c, few)
-                    store(saved, bt * C + c, few)
-                    store(y, bt * C + c, gain)
+                        store(x, bt * C + c, new_x)
+                    store(saved, bt * C + c, new_x)
+                    store(y, bt * C + c, new_y)
             if lane == 0:
                 rstd[bt] = r
 
@@ -740,24 +743,24 @@ def rmsnorm_kernels(C, W):
         grid GAIN_PARTS, block (32, warps), shared memory (warps, C)"""
         # The lane's elements of a row: v is u = x * rstd, d is dy, and old is dx.  The gain is 0
         # beyond the row's end, so that those lanes add nothing to m
-        v, d = cuda.local.array(KEPT, ctype(x)), cuda.local.array(KEPT, ctype(x))
-        old, gain = cuda.local.array(KEPT, ctype(x)), cuda.local.array(KEPT, ctype(x))
+        v, d = cuda.local.array(PER_LANE, ctype(x)), cuda.local.array(PER_LANE, ctype(x))
+        old, gain = cuda.local.array(PER_LANE, ctype(x)), cuda.local.array(PER_LANE, ctype(x))
         zero, lane, warps, BT = ctype(x).type(0), cuda.threadIdx.x, cuda.blockDim.y, x.shape[0]
-        sums = filled(KEPT, zero)
+        sums = filled(PER_LANE, zero)
         for j in range(CHUNKS):
             c = (WARP * j + lane) * W
-            few = load(w, min(c, C - W))
+            vec = load(w, min(c, C - W))
             for i in range(W):
-                gain[j * W + i] = few[i] if c < C else zero
-        first = cuda.blockIdx.x * BT // GAIN_PARTS
-        last = (cuda.blockIdx.x + 1) * BT // GAIN_PARTS
-        for bt in range(first + cuda.threadIdx.y, last, warps):
+                gain[j * W + i] = vec[i] if c < C else zero
+        start = cuda.blockIdx.x * BT // GAIN_PARTS
+        end = (cuda.blockIdx.x + 1) * BT // GAIN_PARTS
+        for bt in range(start + cuda.threadIdx.y, end, warps):
             r, m = rstd[bt], zero
             for j in range(CHUNKS):
                 at = bt * C + min((WARP * j + lane) * W, C - W)
-                a, b, few = load(x, at), load(dy, at), load(dx, at)
+                a, b, vec = load(x, at), load(dy, at), load(dx, at)
                 for i in range(W):
-                    v[j * W + i], d[j * W + i], old[j * W + i] = a[i] * r, b[i], few[i]
+                    v[j * W + i], d[j * W + i], old[j * W + i] = a[i] * r, b[i], vec[i]
                     m += gain[j * W + i] * b[i] * v[j * W + i]
             m = warp_sum(m) / ctype(x).type(C)
             new_dx, y = a, b                 # the same registers
@@ -770,17 +773,17 @@ def rmsnorm_kernels(C, W):
                 if c < C:
                     store(dx, bt * C + c, new_dx)
                     store(dy, bt * C + c, y)
-        shared = cuda.shared.array(0, ctype(x))
+        sums_smem = cuda.shared.array(0, ctype(x))
         for j in range(CHUNKS):
             for i in range(W):
                 c = (WARP * j + lane) * W + i
                 if c < C:
-                    shared[cuda.threadIdx.y * C + c] = sums[j * W + i]
+                    sums_smem[cuda.threadIdx.y * C + c] = sums[j * W + i]
         cuda.syncthreads()                   # all warps have stored their sums
         for c in range(cuda.threadIdx.y * WARP + lane, C, warps * WARP):
-            s = shared[c]
+            s = sums_smem[c]
             for i in range(1, warps):
-                s += shared[i * C + c]
+                s += sums_smem[i * C + c]
             partial[cuda.blockIdx.x, c] = s
     return residual_forward, backward
 
@@ -793,10 +796,10 @@ def normalized_kernel(C, W):
         """y = x * rstd * w: the output of residual_forward again, from the x that it saved
         grid 1,024 blocks     y, x (BT, C), rstd (BT,), w (C,)"""
         for i in range(cuda.grid(1), y.size // W, cuda.gridsize(1)):
-            few, gain, r = load(x, i * W), load(w, i * W % C), rstd[i * W // C]
+            vec, gain, r = load(x, i * W), load(w, i * W % C), rstd[i * W // C]
             for j in range(W):
-                few[j] = few[j] * gain[j] * r
-            store(y, i * W, few)
+                vec[j] = vec[j] * gain[j] * r
+            store(y, i * W, vec)
     return normalized
 
 @cuda_kernel
@@ -916,7 +919,7 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
     score_tile, out_tile = register_tile(ROWS, KEYS), register_tile(ROWS, COLS)
 
     @inlined
-    def first_tile(t0):
+    def first_key(t0):
         """The first key of the first tile that any row from t0 on attends to"""
         return max(0, t0 + 1 - window) // N * N if window else 0
 
@@ -962,7 +965,7 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
         t0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N              # the longest rows first
         k_col = o.shape[1] + h * G // H * D
         load_rows(smem, Q_AT, qkv, row0, t0, T, h * D)
-        for k0 in range(first_tile(t0), t0 + 1, N):
+        for k0 in range(first_key(t0), t0 + 1, N):
             cuda.syncthreads()               # the last product has read K, V and P
             load_rows(smem, K_AT, qkv, row0, k0, T, k_col)
             load_rows(smem, V_AT, qkv, row0, k0, T, k_col + G * D)
@@ -1033,7 +1036,7 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
                 mine = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N    # the longest rows first
                 g = first_head * G // H
                 end_head = first_head + 1
-                first_other = first_tile(mine)
+                first_other = first_key(mine)
                 end_other = mine + 1
             k_col, v_col = HD + g * D, HD + (G + g) * D
             if keys:
@@ -1277,7 +1280,8 @@ def head_norm_kernels(D):
     ignores them."""
     W, LANES = width(D), lanes_per_head(D)
     HEADS, CHUNKS = WARP // LANES, cdiv(D, W * LANES)
-    KEPT, SUMS = CHUNKS * W, (ROW_WARPS * HEADS, 2 * D)
+    PER_LANE = CHUNKS * W                    # numbers in the registers of a lane
+    SUMS_SHAPE = ROW_WARPS * HEADS, 2 * D
     load, store = vector(W)
     head_sum = butterfly(operator.add, LANES.bit_length() - 1)
 
@@ -1294,24 +1298,24 @@ def head_norm_kernels(D):
         head = min(head, rstd.size - 1)
         t, h = head // heads, head % heads
         gain = q_gain if h < H else k_gain
-        x, zero = cuda.local.array(KEPT, ctype(qkv)), ctype(qkv).type(0)
+        x, zero = cuda.local.array(PER_LANE, ctype(qkv)), ctype(qkv).type(0)
         ss = zero
         for j in range(CHUNKS):
             i = (LANES * j + lane) * W
-            few = load(qkv, t * QKV + h * D + min(i, D - W))
+            vec = load(qkv, t * QKV + h * D + min(i, D - W))
             for c in range(W):
-                x[W * j + c] = few[c]
-                ss += few[c] * few[c] if i < D else zero
+                x[W * j + c] = vec[c]
+                ss += vec[c] * vec[c] if i < D else zero
             if exists and i < D:
-                store(qk, head * D + i, few)
+                store(qk, head * D + i, vec)
         r = ctype(qkv).type(1) / math.sqrt(head_sum(ss) / ctype(qkv).type(D) + eps)
         for j in range(CHUNKS):
             i = (LANES * j + lane) * W
-            few = load(gain, min(i, D - W))
+            vec = load(gain, min(i, D - W))
             for c in range(W):
-                few[c] = few[c] * x[W * j + c] * r
+                vec[c] = vec[c] * x[W * j + c] * r
             if exists and i < D:
-                store(qkv, t * QKV + h * D + i, few)
+                store(qkv, t * QKV + h * D + i, vec)
         if exists and lane == 0:
             rstd[t, h] = r
 
@@ -1324,8 +1328,9 @@ def head_norm_kernels(D):
         grid GAIN_PARTS, block (32, ROW_WARPS)
         dqkv (BT, QKV), partial (GAIN_PARTS, 2 D), qk (BT, (H + G) D), rstd (BT, H + G)"""
         zero, lane = ctype(partial).type(0), cuda.threadIdx.x % LANES
-        of_q, of_k = filled(KEPT, zero), filled(KEPT, zero)
-        x, dy = cuda.local.array(KEPT, ctype(partial)), cuda.local.array(KEPT, ctype(partial))
+        of_q, of_k = filled(PER_LANE, zero), filled(PER_LANE, zero)
+        x = cuda.local.array(PER_LANE, ctype(partial))
+        dy = cuda.local.array(PER_LANE, ctype(partial))
         group = cuda.threadIdx.y * HEADS + cuda.threadIdx.x // LANES
         warp, warps = cuda.blockIdx.x * ROW_WARPS + cuda.threadIdx.y, GAIN_PARTS * ROW_WARPS
         (BT, heads), QKV = rstd.shape, dqkv.shape[1]
@@ -1360,17 +1365,18 @@ def head_norm_kernels(D):
                         dx[c] = r * (g[c] * dy[k] - x[k] * mean)
                     if exists and i < D:
                         store(dqkv, t * QKV + h * D + i, dx)
-        sums = cuda.shared.array(SUMS, ctype(partial))
+        sums_smem = cuda.shared.array(SUMS_SHAPE, ctype(partial))
         for j in range(CHUNKS):
             for c in range(W):
                 i = (LANES * j + lane) * W + c
                 if i < D:
-                    sums[group, i], sums[group, D + i] = of_q[W * j + c], of_k[W * j + c]
+                    sums_smem[group, i] = of_q[W * j + c]
+                    sums_smem[group, D + i] = of_k[W * j + c]
         cuda.syncthreads()                   # all warps have stored their sums
         for i in range(cuda.threadIdx.y * WARP + cuda.threadIdx.x, 2 * D, WARP * ROW_WARPS):
-            s = sums[0, i]
+            s = sums_smem[0, i]
             for k in range(1, ROW_WARPS * HEADS):
-                s += sums[k, i]
+                s += sums_smem[k, i]
             partial[cuda.blockIdx.x, i] = s
     return forward, backward
 
@@ -2364,10 +2370,10 @@ def normalize_kernel(W):
         size = x.shape[1] * x.shape[2]
         for i in range((256 * cuda.blockIdx.x + cuda.threadIdx.x) * W, size,
                        256 * cuda.gridDim.x * W):
-            few = load(x, z * size + i)
+            vec = load(x, z * size + i)
             for j in range(W):
-                few[j] *= factor
-            store(x, z * size + i, few)
+                vec[j] *= factor
+            store(x, z * size + i, vec)
     return normalize
 
 @cuda_kernel

@@ -20,9 +20,10 @@ from nanoeuler_parts.gpu.mma import column_of, first_column, first_row, mma, whi
 from nanoeuler_parts.gpu.numbers import exp2, f32, i32, LOG2E, u16, u32, u64, value, vector
 from nanoeuler_parts.tensor_cores.pipeline import pipeline_of
 from nanoeuler_parts.tensor_cores.ptx import (
-    after_previous, bit, cp_async, cp_async_4, cp_async_wait_all, DeviceFunctions, dynamic_smem,
-    global_address, lane_id, leads_block, map_fence, mbarrier_expect, mbarrier_fence, mbarrier_init,
-    mbarrier_wait, pack_bf16, shared_address, store_pair, thread_id, tma_load, warp_id,
+    after_previous, ALIGNMENT, bit, cp_async, cp_async_4, cp_async_wait_all, DeviceFunctions,
+    dynamic_smem, global_address, lane_id, leads_block, map_fence, mbarrier_expect, mbarrier_fence,
+    mbarrier_init, mbarrier_wait, pack_bf16, shared_address, store_pair, thread_id, tma_load,
+    warp_id,
 )
 from nanoeuler_parts.tensor_cores.tiles import (
     BF16_PER_CHUNK, CHUNK_BYTES, descriptor, ldmatrix_columns, ldmatrix_rows, PANEL_BYTES, swizzled,
@@ -65,7 +66,8 @@ FAST_HEADS = 32, 64, 128                     # head sizes that these kernels sup
 WGMMA_HEADS = 64, 128                        # those of path wgmma
 STATIONARY = 2                               # stationary tiles
 STAGES = 2                                   # of the ring; each holds a pair of tiles
-N_BARRIERS = STAGES + 1                      # one per stage; number STAGES: the stationary tiles
+STATIONARY_BARRIER = STAGES                  # barriers 0 to STAGES - 1 are those of the stages
+N_BARRIERS = STAGES + 1
 pipeline = pipeline_of(STAGES)
 S_REGS = 32                                  # a thread's registers for a tile of S or dP
 # The loops over pairs begin with this round, which only requests pair 0.  It computes an address of
@@ -95,12 +97,12 @@ class TileOps(DeviceFunctions):
         Loads one or two stationary tiles from address `tiles` into registers, if products need
         that.
     multiply_one(a, tiles, other) -> s
-        Returns A B^T.  A: the first stationary tile, as for multiply_abt; B: the tile at address
+        Returns A B^T.  A: the first stationary tile, as for multiply_two; B: the tile at address
         `other`
-    multiply_abt(a, tiles, first, second) -> s
+    multiply_two(a, tiles, first, second) -> s
         Returns two products A B^T.  A: the stationary tiles, in registers `a` (mma) or at address
         `tiles` (wgmma); B: the tiles at addresses `first` and `second`
-    accumulate_ab(acc, a, tile)
+    accumulate_one(acc, a, tile)
         acc += A B.  A (64, 64): fragments in `a`; B (64, D): the tile at address `tile`
     accumulate_two(acc, a, first, second)
         The same for two products: both halves of `acc`, both halves of `a`, and two tiles"""
@@ -201,7 +203,7 @@ def mma_tile_ops(D):
         return s
 
     @inlined
-    def multiply_abt(a, tiles, first, second):
+    def multiply_two(a, tiles, first, second):
         """s[:32] and s[32:] = two products (64, 64): a stationary tile * the other tile^T.  If both
         have the same other tile, its fragments are loaded once."""
         s, b = filled(64, f32(0)), cuda.local.array(4, u32)
@@ -222,7 +224,7 @@ def mma_tile_ops(D):
         ldmatrix_columns(b, 0, tile + chunk_offset(u32(16 * k) + row, u32(2 * n) + chunk))
 
     @inlined
-    def accumulate_ab(acc, a, tile):
+    def accumulate_one(acc, a, tile):
         """acc (64, D) += A (64, 64) B.  a: A as fragments; tile: B (64, D)"""
         b = cuda.local.array(4, u32)
         for k in range(4):
@@ -245,7 +247,7 @@ def mma_tile_ops(D):
 
     return TileOps(set_up=set_up, fence_map=fence_map, issue_load=issue_load, wait=wait,
                    load_fragments=load_fragments, multiply_one=multiply_one,
-                   multiply_abt=multiply_abt, accumulate_ab=accumulate_ab,
+                   multiply_two=multiply_two, accumulate_one=accumulate_one,
                    accumulate_two=accumulate_two)
 
 # ---- Operations on tiles, path wgmma, for D = 64 and D = 128
@@ -255,9 +257,10 @@ def mma_tile_ops(D):
 @functools.cache
 def wgmma_tile_ops(D):
     TILE_BYTES, PANELS = sizes_of(D).bytes, D // 64
-    one_abt = wgmma(64, "rows", False, adds="never", K=D)
-    two_abt = wgmma(64, "rows", False, 2, adds="never", K=D)
-    one_ab, two_ab = wgmma(D, "registers", True), wgmma(D, "registers", True, 2)
+    one_abt = wgmma(64, "rows", b_mn=False, adds="never", K=D)
+    two_abt = wgmma(64, "rows", b_mn=False, count=2, adds="never", K=D)
+    one_ab = wgmma(D, "registers", b_mn=True)
+    two_ab = wgmma(D, "registers", b_mn=True, count=2)
 
     @inlined
     def set_up(loads):
@@ -268,7 +271,7 @@ def wgmma_tile_ops(D):
             loads_of_a_pair = u32(2)
             for stage in range(STAGES):
                 mbarrier_init(pipeline.barrier(barriers, stage), loads_of_a_pair)
-            mbarrier_init(pipeline.barrier(barriers, STAGES), u32(loads))
+            mbarrier_init(pipeline.barrier(barriers, STATIONARY_BARRIER), u32(loads))
             mbarrier_fence()
         cuda.syncthreads()                   # the barriers are initialized
         after_previous()
@@ -308,14 +311,14 @@ def wgmma_tile_ops(D):
         return s
 
     @inlined
-    def multiply_abt(a, tiles, first, second):
+    def multiply_two(a, tiles, first, second):
         s = filled(64, f32(0))
         two_abt(s, descriptor(tiles), descriptor(first), descriptor(tiles + TILE_BYTES),
                 descriptor(second))
         return s
 
     @inlined
-    def accumulate_ab(acc, a, tile):
+    def accumulate_one(acc, a, tile):
         one_ab(acc, a, descriptor(tile))
 
     @inlined
@@ -324,7 +327,7 @@ def wgmma_tile_ops(D):
 
     return TileOps(set_up=set_up, fence_map=fence_map, issue_load=issue_load, wait=wait,
                    load_fragments=load_fragments, multiply_one=multiply_one,
-                   multiply_abt=multiply_abt, accumulate_ab=accumulate_ab,
+                   multiply_two=multiply_two, accumulate_one=accumulate_one,
                    accumulate_two=accumulate_two)
 
 def tile_ops(D, hopper):
@@ -500,7 +503,7 @@ def tensor_attention_forward(D, hopper, window, TILES):
 
     @inlined
     def multiply_both(q, tiles, k_tile):
-        return ops.multiply_abt(q, tiles, k_tile, k_tile)
+        return ops.multiply_two(q, tiles, k_tile, k_tile)
 
     multiply = multiply_both if TILES == 2 else ops.multiply_one
 
@@ -520,7 +523,7 @@ def tensor_attention_forward(D, hopper, window, TILES):
         # the thread's rows are r and r + 8, and r + 64 and r + 72; count: pairs of tiles
         r, k0 = t0 + first_row(), first_key(t0)
         count = (min(t0 + BLOCK_ROWS, T) - k0 + 63) // 64
-        stationary = pipeline.barrier(barriers, STAGES)
+        stationary = pipeline.barrier(barriers, STATIONARY_BARRIER)
         for i in range(TILES):
             ops.issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
                            h * D)
@@ -542,7 +545,7 @@ def tensor_attention_forward(D, hopper, window, TILES):
             if TILES == 2:
                 ops.accumulate_two(acc, p_pairs, v_tile, v_tile)     # O += P V
             else:
-                ops.accumulate_ab(acc, p_pairs, v_tile)
+                ops.accumulate_one(acc, p_pairs, v_tile)
         for i in range(THREAD_ROWS):
             t, total = r + i // 2 * 64 + i % 2 * 8, quad_sum(l[i])
             if t < T:
@@ -578,7 +581,7 @@ def tensor_attention_dq(D, hopper, window):
         row0, t0, last = rows_of_block(64, T)
         G = (dqkv.shape[1] - HD) // (2 * D)
         k_col, r = HD + h * G // H * D, t0 + first_row()         # the thread's rows: r and r + 8
-        stationary, k0 = pipeline.barrier(barriers, STAGES), first_key(t0)
+        stationary, k0 = pipeline.barrier(barriers, STATIONARY_BARRIER), first_key(t0)
         count = (min(t0 + 64, T) - k0 + 63) // 64
         # O lies where the first tile of K comes later
         do_tile, o_tile = smem + TILE_BYTES, smem + u32(2 * TILE_BYTES)
@@ -606,7 +609,7 @@ def tensor_attention_dq(D, hopper, window):
             if n < 0:
                 continue
             # S = Q K^T in the first S_REGS registers, dP = dO V^T in the others
-            s_dp = ops.multiply_abt(a, smem, k_tile, k_tile + TILE_BYTES)
+            s_dp = ops.multiply_two(a, smem, k_tile, k_tile + TILE_BYTES)
             mask(s_dp, 0, i32(k0 + n * 64 + first_column() - r))
             ds = s_dp                        # in the registers of S: P (dP - delta).  store_rotated
                                              # multiplies by `scale`
@@ -615,7 +618,7 @@ def tensor_attention_dq(D, hopper, window):
                 ds[i] = p * (s_dp[S_REGS + i] - delta_of_row[which_row(i)])
             for i in range(S_REGS // 2):
                 ds_pairs[i] = pack_bf16(ds[2 * i], ds[2 * i + 1])
-            ops.accumulate_ab(acc, ds_pairs, k_tile)                 # dQ += dS K
+            ops.accumulate_one(acc, ds_pairs, k_tile)                # dQ += dS K
         for i in range(2):
             if r + 8 * i < T:
                 store_rotated(dqkv, acc, 2 * i, row0 + r + 8 * i, h * D, cos, sin, r + 8 * i, scale)
@@ -647,7 +650,7 @@ def tensor_attention_dkv(D, hopper, window):
         k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E32
         # for each pair of tiles, half of the threads copy a number of lse, the others one of delta
         my_source = global_address(lse) if cuda.threadIdx.x < 64 else global_address(delta)
-        stationary = pipeline.barrier(barriers, STAGES)
+        stationary = pipeline.barrier(barriers, STATIONARY_BARRIER)
         for i in range(2):
             ops.issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
                            k_col + i * G * D)
@@ -676,7 +679,7 @@ def tensor_attention_dkv(D, hopper, window):
             if n < 0:
                 continue
             # S^T = K Q^T in the first S_REGS registers, dP^T = V dO^T in the others
-            s_dp = ops.multiply_abt(a, smem, q_tile, do_tile)
+            s_dp = ops.multiply_two(a, smem, q_tile, do_tile)
             if t0 == k0 or t0 + 64 > T:      # the tile is on the diagonal, or has rows beyond T
                 # the thread's first key - its first query; queries from this one to T
                 key_minus_query = i32(k0 + first_row() - t0 - first_column())
@@ -717,6 +720,6 @@ def tensor_attention(D, hopper, operand=unchanged, window=0, tiles=1):
     tiles: number of tiles of Q per block of forward, as `q_tiles` returns it"""
     kernels = (tensor_attention_forward(D, hopper, window, tiles),
                *(make(D, hopper, window) for make in (tensor_attention_dq, tensor_attention_dkv)))
-    smem = (STATIONARY + 2 * STAGES) * 2 * TILE_ROWS * D + 1024      # 1,024: ALIGNMENT
+    smem = (STATIONARY + 2 * STAGES) * 2 * TILE_ROWS * D + ALIGNMENT
     return Attention(*kernels, operand=operand, rotates=True, block=128, rows=tiles * TILE_ROWS,
                      back_rows=TILE_ROWS, smem=smem, back_smem=smem)

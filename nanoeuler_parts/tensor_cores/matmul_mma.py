@@ -246,9 +246,9 @@ def mma_writer(adds):
         store_at = r * pitch + c
         for g in range(0, 64, 16):
             for i in range(8):
-                few = load4(staging, staging_offset(warp, row + u32(g + ROW_STEP * i), chunk))
+                vec = load4(staging, staging_offset(warp, row + u32(g + ROW_STEP * i), chunk))
                 if g + ROW_STEP * i < rows_left:
-                    store4(out, store_at, few)
+                    store4(out, store_at, vec)
                 store_at += ROW_STEP * pitch
 
     @inlined
@@ -263,16 +263,16 @@ def mma_writer(adds):
             # All loads come first, so that their latencies overlap.  There is no `if` for the same
             # reason: a load beyond the edge reads the last numbers of the matrix instead.
             for i in range(8):
-                few = load4(out, min(load_at, last_load))
+                vec = load4(out, min(load_at, last_load))
                 load_at += ROW_STEP * pitch
                 for n in range(NEIGHBOURS):
-                    old[NEIGHBOURS * i + n] = few[n]
+                    old[NEIGHBOURS * i + n] = vec[n]
             for i in range(8):
-                few = load4(staging, staging_offset(warp, row + u32(g + ROW_STEP * i), chunk))
+                vec = load4(staging, staging_offset(warp, row + u32(g + ROW_STEP * i), chunk))
                 for n in range(NEIGHBOURS):
-                    few[n] += old[NEIGHBOURS * i + n] if add else f32(0)
+                    vec[n] += old[NEIGHBOURS * i + n] if add else f32(0)
                 if g + ROW_STEP * i < rows_left:
-                    store4(out, store_at, few)
+                    store4(out, store_at, vec)
                 store_at += ROW_STEP * pitch
 
     write_rows = add_rows if adds else store_rows
