@@ -570,6 +570,7 @@ def tensor_core_kernel(out, x, w):
     lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
     acc = filled(32, types.float32(0))
     a, b = cuda.local.array(4, types.uint32), cuda.local.array(2, types.uint32)
+    # the lane's row and pair of a fragment: the c of `mma`, which counts numbers, is twice this one
     r, c, zero = lane // 4, lane % 4, types.uint32(0)
     for k0 in range(0, x.shape[1], PAIRS):   # k counts pairs
         own = k0 + lane                      # the pair of a row that this lane copies
@@ -700,7 +701,7 @@ def rmsnorm_kernels(C, W):
         backward.
         One warp per row.     grid BT / ROW_WARPS, block (32, ROW_WARPS)
         y, saved, x (BT, C), rstd (BT,), w (C,)"""
-        v, ss, one = cuda.local.array(PER_LANE, ctype(x)), ctype(x).type(0), ctype(x).type(1)
+        row, ss, one = cuda.local.array(PER_LANE, ctype(x)), ctype(x).type(0), ctype(x).type(1)
         lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROW_WARPS + cuda.threadIdx.y
         if bt < x.shape[0]:                  # true for all lanes of a warp or for none, as
                                              # warp_sum needs
@@ -713,7 +714,7 @@ def rmsnorm_kernels(C, W):
                     for i in range(W):
                         vec[i] += f[i]       # x[i + 1] = x[i] + f(x[i])
                 for i in range(W):
-                    v[j * W + i] = vec[i]
+                    row[j * W + i] = vec[i]
                     ss += vec[i] * vec[i] if c < C else ctype(x).type(0)
             r = one / math.sqrt(warp_sum(ss) / ctype(x).type(C) + eps)
             for j in range(CHUNKS):          # stores wait until here: all loads are under way first
@@ -721,8 +722,8 @@ def rmsnorm_kernels(C, W):
                 gain = load(w, min(c, C - W))
                 new_x, new_y = vec, gain     # the same registers
                 for i in range(W):
-                    new_x[i] = v[j * W + i]
-                    new_y[i] = v[j * W + i] * gain[i] * r
+                    new_x[i] = row[j * W + i]
+                    new_y[i] = row[j * W + i] * gain[i] * r
                 if c < C:
                     if step:
                         store(x, bt * C + c, new_x)
@@ -741,10 +742,10 @@ def rmsnorm_kernels(C, W):
 
         Each warp processes one row after another.
         grid GAIN_PARTS, block (32, warps), shared memory (warps, C)"""
-        # The lane's elements of a row: v is u = x * rstd, d is dy, and old is dx.  The gain is 0
-        # beyond the row's end, so that those lanes add nothing to m
-        v, d = cuda.local.array(PER_LANE, ctype(x)), cuda.local.array(PER_LANE, ctype(x))
-        old, gain = cuda.local.array(PER_LANE, ctype(x)), cuda.local.array(PER_LANE, ctype(x))
+        # The lane's elements of a row.  The gain is 0 beyond the row's end, so that these elements
+        # add nothing to m
+        u_row, dy_row = cuda.local.array(PER_LANE, ctype(x)), cuda.local.array(PER_LANE, ctype(x))
+        dx_row, gain = cuda.local.array(PER_LANE, ctype(x)), cuda.local.array(PER_LANE, ctype(x))
         zero, lane, warps, BT = ctype(x).type(0), cuda.threadIdx.x, cuda.blockDim.y, x.shape[0]
         sums = filled(PER_LANE, zero)
         for j in range(CHUNKS):
@@ -760,15 +761,15 @@ def rmsnorm_kernels(C, W):
                 at = bt * C + min((WARP * j + lane) * W, C - W)
                 a, b, vec = load(x, at), load(dy, at), load(dx, at)
                 for i in range(W):
-                    v[j * W + i], d[j * W + i], old[j * W + i] = a[i] * r, b[i], vec[i]
-                    m += gain[j * W + i] * b[i] * v[j * W + i]
+                    u_row[j * W + i], dy_row[j * W + i], dx_row[j * W + i] = a[i] * r, b[i], vec[i]
+                    m += gain[j * W + i] * b[i] * u_row[j * W + i]
             m = warp_sum(m) / ctype(x).type(C)
             new_dx, y = a, b                 # the same registers
             for j in range(CHUNKS):
                 for i in range(W):
-                    u, g = v[j * W + i], gain[j * W + i]
-                    sums[j * W + i] += d[j * W + i] * u
-                    new_dx[i], y[i] = old[j * W + i] + r * (g * d[j * W + i] - u * m), g * u
+                    u, g = u_row[j * W + i], gain[j * W + i]
+                    sums[j * W + i] += dy_row[j * W + i] * u
+                    new_dx[i], y[i] = dx_row[j * W + i] + r * (g * dy_row[j * W + i] - u * m), g * u
                 c = (WARP * j + lane) * W
                 if c < C:
                     store(dx, bt * C + c, new_dx)
@@ -1024,29 +1025,29 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
             dqk, dv = filled(NCOLS, zero), filled(NCOLS, zero)       # dQ or dK, and dV
             x, y, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z * T
             H, G = HD // D, (qkv.shape[1] - HD) // (2 * D)
-            if keys:                         # own keys from `mine` on, and the rows that see them
+            if keys:                         # N own keys, and the rows that attend to them
                 g = cuda.blockIdx.y
-                mine = cuda.blockIdx.x * N
+                first_own = cuda.blockIdx.x * N
                 first_head = g * H // G
                 end_head = (g + 1) * H // G
-                first_other = mine
-                end_other = min(T, mine + N - 1 + window) if window else T
-            else:                            # own rows from `mine` on, and the keys they see
+                first_other = first_own
+                end_other = min(T, first_own + N - 1 + window) if window else T
+            else:                            # N own rows, and the keys that they attend to
                 first_head = cuda.blockIdx.y
-                mine = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N    # the longest rows first
+                first_own = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N   # the longest rows first
                 g = first_head * G // H
                 end_head = first_head + 1
-                first_other = first_key(mine)
-                end_other = mine + 1
+                first_other = first_key(first_own)
+                end_other = first_own + 1
             k_col, v_col = HD + g * D, HD + (G + g) * D
             if keys:
-                load_rows(smem, K_AT, qkv, row0, mine, T, k_col)
-                load_rows(smem, V_AT, qkv, row0, mine, T, v_col)
+                load_rows(smem, K_AT, qkv, row0, first_own, T, k_col)
+                load_rows(smem, V_AT, qkv, row0, first_own, T, v_col)
             else:
-                load_rows(smem, Q_AT, qkv, row0, mine, T, first_head * D)
-                load_rows(smem, DO_AT, do, row0, mine, T, first_head * D)
+                load_rows(smem, Q_AT, qkv, row0, first_own, T, first_head * D)
+                load_rows(smem, DO_AT, do, row0, first_own, T, first_head * D)
                 lane = (16 * y + x) % WARP
-                for t in range(mine + (16 * y + x) // WARP, min(mine + N, T), 4):
+                for t in range(first_own + (16 * y + x) // WARP, min(first_own + N, T), 4):
                     total = zero             # one warp per row
                     for i in range(first_head * D + lane, first_head * D + D, WARP):
                         total += value(do[row0 + t, i]) * value(o[row0 + t, i])
@@ -1063,7 +1064,7 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
                         load_rows(smem, K_AT, qkv, row0, n, T, k_col)
                         load_rows(smem, V_AT, qkv, row0, n, T, v_col)
                     cuda.syncthreads()       # Q, dO, K, V and delta are complete
-                    t0, k0 = (n, mine) if keys else (mine, n)
+                    t0, k0 = (n, first_own) if keys else (first_own, n)
                     s, dp = filled(NKEYS, zero), filled(NKEYS, zero)
                     add_abt(s, smem, Q_AT, K_AT, x, y)               # S = Q K^T
                     add_abt(dp, smem, DO_AT, V_AT, x, y)             # dP = dO V^T
@@ -1089,7 +1090,7 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
                         add_ab(dqk, smem, DS_AT, K_AT, x, y)         # dQ += dS K
             col = k_col if keys else first_head * D
             for i in range(ROWS):
-                t = mine + y * ROWS + i
+                t = first_own + y * ROWS + i
                 for j in range(COLS):
                     if t < T and x + 16 * j < D:
                         dqkv[row0 + t, col + x + 16 * j] = stored(dqkv, dqk[i * COLS + j])
@@ -1103,7 +1104,8 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
                      back_smem=(4 * N * D_ROW + 2 * N * P_ROW) * itemsize)
 
 def attention_kernels(D, dtype, window):
-    """The Attention for head size D"""
+    """The Attention for head size D.  A block on an RTX 30, 40 or 50 may have 99 KB of shared
+    memory."""
     smem_bytes = min(99 << 10, cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
     return portable_attention(D, computing(dtype).itemsize, smem_bytes, window)
 

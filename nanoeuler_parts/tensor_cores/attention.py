@@ -93,15 +93,15 @@ class TileOps(DeviceFunctions):
     wait(barrier, parity)
         Waits until the tiles requested with this barrier have arrived, and until no thread reads
         the tiles of the round before.
-    load_fragments(a, tiles, count)
-        Loads one or two stationary tiles from address `tiles` into registers, if products need
-        that.
-    multiply_one(a, tiles, other) -> s
+    load_fragments(a, stationary, count)
+        Loads one or two stationary tiles, which begin at address `stationary`, into registers, if
+        products need that.
+    multiply_one(a, stationary, other) -> s
         Returns A B^T.  A: the first stationary tile, as for multiply_two; B: the tile at address
         `other`
-    multiply_two(a, tiles, first, second) -> s
+    multiply_two(a, stationary, first, second) -> s
         Returns two products A B^T.  A: the stationary tiles, in registers `a` (mma) or at address
-        `tiles` (wgmma); B: the tiles at addresses `first` and `second`
+        `stationary` (wgmma); B: the tiles at addresses `first` and `second`
     accumulate_one(acc, a, tile)
         acc += A B.  A (64, 64): fragments in `a`; B (64, D): the tile at address `tile`
     accumulate_two(acc, a, first, second)
@@ -175,10 +175,10 @@ def mma_tile_ops(D):
         cuda.syncthreads()
 
     @inlined
-    def load_fragments(a, tiles, count):
-        load_a(a, 0, tiles)
+    def load_fragments(a, stationary, count):
+        load_a(a, 0, stationary)
         if count == 2:
-            load_a(a, A_REGS, tiles + TILE_BYTES)
+            load_a(a, A_REGS, stationary + TILE_BYTES)
 
     @inlined
     def mma_16_columns(acc, i, a, j, b):
@@ -194,7 +194,7 @@ def mma_tile_ops(D):
         return chunk_offset(row + u32(16 * n), bit(lane_id(), 3) + u32(2 * k))
 
     @inlined
-    def multiply_one(a, tiles, other):
+    def multiply_one(a, stationary, other):
         s, b = filled(32, f32(0)), cuda.local.array(4, u32)
         for k in range(D_STEPS):
             for n in range(4):
@@ -203,7 +203,7 @@ def mma_tile_ops(D):
         return s
 
     @inlined
-    def multiply_two(a, tiles, first, second):
+    def multiply_two(a, stationary, first, second):
         """s[:32] and s[32:] = two products (64, 64): a stationary tile * the other tile^T.  If both
         have the same other tile, its fragments are loaded once."""
         s, b = filled(64, f32(0)), cuda.local.array(4, u32)
@@ -301,19 +301,19 @@ def wgmma_tile_ops(D):
         cuda.syncthreads()
 
     @inlined
-    def load_fragments(a, tiles, count):
+    def load_fragments(a, stationary, count):
         pass                                 # the products read them from shared memory
 
     @inlined
-    def multiply_one(a, tiles, other):
+    def multiply_one(a, stationary, other):
         s = filled(32, f32(0))
-        one_abt(s, descriptor(tiles), descriptor(other))
+        one_abt(s, descriptor(stationary), descriptor(other))
         return s
 
     @inlined
-    def multiply_two(a, tiles, first, second):
+    def multiply_two(a, stationary, first, second):
         s = filled(64, f32(0))
-        two_abt(s, descriptor(tiles), descriptor(first), descriptor(tiles + TILE_BYTES),
+        two_abt(s, descriptor(stationary), descriptor(first), descriptor(stationary + TILE_BYTES),
                 descriptor(second))
         return s
 
@@ -403,43 +403,43 @@ def softmax_of(window):
         col_minus_row: the thread's first column minus its first row, both counted in the sequence
         """
         if col_minus_row > -TILE_ROWS:
-            for i in range(32):
+            for i in range(S_REGS):
                 if col_minus_row > i32(8 * which_row(i) - column_of(i)):
                     s[first + i] = -INF32
         if window and col_minus_row <= 8 - window:
-            for i in range(32):
+            for i in range(S_REGS):
                 if col_minus_row <= i32(8 * which_row(i) - column_of(i) - window):
                     s[first + i] = -INF32
 
     @inlined
-    def online_softmax(s, half, acc, ACC_REGS, m, l, col_minus_row, scale2):
-        """One step of the running softmax for one tile of S, s[32 * half:].  S becomes
+    def online_softmax(s, index, acc, ACC_REGS, m, l, col_minus_row, scale2):
+        """One step of the running softmax for one tile of S, s[32 * index:].  S becomes
         2^(scale2 (S - m)), with scale2 = log2(e) / sqrt(D).  The sums in l and acc shrink to the
         new m.
 
-        half             0 or 1: which of the two tiles
+        index            number of the tile, 0 or 1
         acc              the sums of O for both tiles; each has ACC_REGS registers
         m, l             maximum and sum of each of the thread's four rows, two per tile.  m is of
                          the whole row.  l only sums the thread's own columns, and forward adds up
                          those of the quad at the end
         col_minus_row    as for `mask`, for this tile"""
-        top, shrink, first = cuda.local.array(2, f32), cuda.local.array(2, f32), 32 * half
+        top, shrink, first = cuda.local.array(2, f32), cuda.local.array(2, f32), 32 * index
         mask(s, first, col_minus_row)
         for i in range(2):
-            top[i] = m[2 * half + i]
-        for i in range(32):
+            top[i] = m[2 * index + i]
+        for i in range(S_REGS):
             top[which_row(i)] = max(top[which_row(i)], s[first + i])
         for i in range(2):
             top[i] = quad_max(top[i])        # a quad of lanes shares a row
-            shrink[i] = exp2((m[2 * half + i] - top[i]) * scale2)
-            m[2 * half + i] = top[i]
+            shrink[i] = exp2((m[2 * index + i] - top[i]) * scale2)
+            m[2 * index + i] = top[i]
             top[i] *= scale2
-            l[2 * half + i] *= shrink[i]
+            l[2 * index + i] *= shrink[i]
         for i in range(ACC_REGS):
-            acc[half * ACC_REGS + i] *= shrink[which_row(i)]
-        for i in range(32):
+            acc[index * ACC_REGS + i] *= shrink[which_row(i)]
+        for i in range(S_REGS):
             s[first + i] = exp2(s[first + i] * scale2 - top[which_row(i)])
-            l[2 * half + which_row(i)] += s[first + i]
+            l[2 * index + which_row(i)] += s[first + i]
     return mask, online_softmax
 
 @inlined
@@ -502,8 +502,8 @@ def tensor_attention_forward(D, hopper, window, TILES):
     NO_MAXIMUM = LOWEST if window else -INF32
 
     @inlined
-    def multiply_both(q, tiles, k_tile):
-        return ops.multiply_two(q, tiles, k_tile, k_tile)
+    def multiply_both(q, stationary, k_tile):
+        return ops.multiply_two(q, stationary, k_tile, k_tile)
 
     multiply = multiply_both if TILES == 2 else ops.multiply_one
 
@@ -523,11 +523,11 @@ def tensor_attention_forward(D, hopper, window, TILES):
         # the thread's rows are r and r + 8, and r + 64 and r + 72; count: pairs of tiles
         r, k0 = t0 + first_row(), first_key(t0)
         count = (min(t0 + BLOCK_ROWS, T) - k0 + 63) // 64
-        stationary = pipeline.barrier(barriers, STATIONARY_BARRIER)
+        barrier = pipeline.barrier(barriers, STATIONARY_BARRIER)
         for i in range(TILES):
-            ops.issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
+            ops.issue_load(barrier, smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
                            h * D)
-        ops.wait(stationary, 0)              # Q has arrived
+        ops.wait(barrier, 0)                 # Q has arrived
         ops.load_fragments(q, smem, TILES)
         for n in range(PROLOGUE, count):     # n: number of the pair of tiles
             k_tile = ring.pair_at(smem, n)
@@ -581,14 +581,14 @@ def tensor_attention_dq(D, hopper, window):
         row0, t0, last = rows_of_block(64, T)
         G = (dqkv.shape[1] - HD) // (2 * D)
         k_col, r = HD + h * G // H * D, t0 + first_row()         # the thread's rows: r and r + 8
-        stationary, k0 = pipeline.barrier(barriers, STATIONARY_BARRIER), first_key(t0)
+        barrier, k0 = pipeline.barrier(barriers, STATIONARY_BARRIER), first_key(t0)
         count = (min(t0 + 64, T) - k0 + 63) // 64
         # O lies where the first tile of K comes later
         do_tile, o_tile = smem + TILE_BYTES, smem + u32(2 * TILE_BYTES)
-        ops.issue_load(stationary, smem, qkv, row0 + t0, last, h * D)
-        ops.issue_load(stationary, do_tile, do, row0 + t0, last, h * D)
-        ops.issue_load(stationary, o_tile, o, row0 + t0, last, h * D)
-        ops.wait(stationary, 0)              # Q, dO and O have arrived
+        ops.issue_load(barrier, smem, qkv, row0 + t0, last, h * D)
+        ops.issue_load(barrier, do_tile, do, row0 + t0, last, h * D)
+        ops.issue_load(barrier, o_tile, o, row0 + t0, last, h * D)
+        ops.wait(barrier, 0)                 # Q, dO and O have arrived
         load_a(a, 0, o_tile)
         load_a(a, A_REGS, do_tile)
         for i in range(A_REGS):              # even registers of A have row r, odd ones row r + 8
@@ -650,11 +650,11 @@ def tensor_attention_dkv(D, hopper, window):
         k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E32
         # for each pair of tiles, half of the threads copy a number of lse, the others one of delta
         my_source = global_address(lse) if cuda.threadIdx.x < 64 else global_address(delta)
-        stationary = pipeline.barrier(barriers, STATIONARY_BARRIER)
+        barrier = pipeline.barrier(barriers, STATIONARY_BARRIER)
         for i in range(2):
-            ops.issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
+            ops.issue_load(barrier, smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
                            k_col + i * G * D)
-        ops.wait(stationary, 0)              # K and V have arrived
+        ops.wait(barrier, 0)                 # K and V have arrived
         ops.load_fragments(a, smem, 2)
         # queries k0 to end - 1 attend to keys of this block
         end = min(T, k0 + TILE_ROWS - 1 + window) if window else T
