@@ -60,10 +60,9 @@ Types   A kernel takes its type from its arguments: bfloat16, float32 or float64
         vector.  A literal is written ctype(x).type(0): a bare 0.0 is a float64, and the kernel
         would compute in float64 from there on.
 Names   acc    sums in registers              lane   0 to 31, the thread's place in its warp
-        few    W neighbours in registers      warp   the warp's place in its block
+        vec    W neighbours in registers      warp   the warp's place in its block
         _smem  an array in shared memory      p      parameters; in 4.5, an entry of the matrix P
         The host function that launches an op's kernels has the name of the op in nanoeuler.py.
-        `@made_once` marks functions that make kernels for a shape, once for each shape.
 Order   Each sum is accumulated in a fixed order, by one thread or by blocks in a fixed sequence.
         Two runs on GPUs of the same type, with the same size of micro-batches, give the same bits.
 """
@@ -142,6 +141,14 @@ except Exception as e:                       # NumPy 2.5 with numba-cuda 0.30: a
 #     cuda.shared.array(n, dtype)           numbers that the block shares.  If n is 0, the launch
 #                                           says how many bytes, by `smem`
 #     cuda.syncthreads()                    waits until all threads of the block have arrived
+#
+# Three decorators of nanoeuler_parts/gpu/launches.py mark what runs on the GPU:
+#
+#     @cuda_kernel    a kernel; it is compiled once, and kept on disk
+#     @inlined        a device function, which is compiled into the kernels that call it
+#     @made_once      a function that makes kernels, as a template does in C++.  Its arguments, and
+#                     everything else that a kernel finds outside of itself, are compile-time
+#                     constants in the kernel.  Equal arguments return the same kernels
 def gpu_problem():
     """Returns why kernels cannot run on this machine, and a remedy, or "" if they can."""
     cuda.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0          # small tests launch small grids
@@ -150,7 +157,7 @@ def gpu_problem():
         cuda.current_context()
         remedy = f"There is a GPU, but compiling a kernel for it fails; reinstall with: {PIP}"
         total, numbers = (cuda.to_device(np.zeros(1)) for _ in range(2))
-        square_sums_kernel[1, 256](total, numbers)
+        square_sums_kernel[1, 256](total, numbers)       # `launch` needs the stream of open_device
         total.copy_to_host()                 # waits for the kernel, and raises its error
         return ""
     except Exception as e:                   # a missing driver raises errors of many types
@@ -206,7 +213,7 @@ def has(dtype):
 # ==== 2 Memory ====
 # How much of it a model needs, and which micro-batches fit, is in nanoeuler_parts/gpu_memory.py.
 def load_gpu_memory():
-    """Returns this module, which stands above the program and is imported when it is needed."""
+    """Returns this module.  It imports this file, so this file cannot import it at the top."""
     from nanoeuler_parts import gpu_memory
     return gpu_memory
 
@@ -217,18 +224,19 @@ def computing(dtype):
     """The type of sums, norms and master weights: float32 for bfloat16."""
     return np.dtype(np.float32) if dtype == np.uint16 else dtype
 
-def rows_a_chunk(cfg, BT, itemsize):
+def rows_per_chunk(cfg, BT, itemsize):
     """R: the number of rows whose logits are in memory at the same time.
 
-    The logits of all heads take about 384 MB at most.  The product of their gradient with lm_head,
-    (R, C), is computed in tiles, of HOPPER_TILE on an H100.  A wave is one tile per multiprocessor.
-    A large R is rounded down to whole waves, so that no multiprocessor idles."""
+    It is chosen so that the logits of all heads take about 384 MB at most.  The gradient of the
+    heads' input, (R, C), is then computed in tiles; on an H100, they have the size HOPPER_TILE.  A
+    wave is one tile per multiprocessor.  A large R is rounded down to whole waves, so that no
+    multiprocessor idles."""
     rows = (384 << 20) // (cfg.n_mtp * cfg.vocab_size * itemsize)
     tile_rows, tile_columns = HOPPER_TILE
     across = cdiv(cfg.n_embd, tile_columns)  # tiles side by side
-    rows_a_round = tile_rows * max(1, cuda.get_current_device().MULTIPROCESSOR_COUNT // across)
-    if rows > rows_a_round:
-        rows -= rows % rows_a_round
+    rows_per_wave = tile_rows * max(1, cuda.get_current_device().MULTIPROCESSOR_COUNT // across)
+    if rows > rows_per_wave:
+        rows -= rows % rows_per_wave
     return min(BT, max(128, rows))
 
 def buffer_table(cfg, B, T, dtype, kept=None):
@@ -244,29 +252,31 @@ def buffer_table(cfg, B, T, dtype, kept=None):
     computes them again (--recompute)."""
     C, F, V, L, P = cfg.n_embd, cfg.n_hidden, cfg.vocab_size, cfg.n_layer, cfg.n_mtp
     H, D, BT = cfg.n_head, cfg.head_dim, B * T
-    HD, QKV, R = H * D, (H + 2 * cfg.n_kv_head) * D, rows_a_chunk(cfg, BT, dtype.itemsize)
-    K, qk_heads = kept or L, cfg.n_head + cfg.n_kv_head
+    HD, QKV, R = H * D, (H + 2 * cfg.n_kv_head) * D, rows_per_chunk(cfg, BT, dtype.itemsize)
+    kept, qk_heads = kept or L, cfg.n_head + cfg.n_kv_head
     a = [("x", (2 * L + 1, BT, C)),          # the trajectory, rounded, for the backward pass
-         ("qkv", (K, BT, QKV)),              # after RoPE
-         ("att", (K, BT, HD)),               # the heads' outputs
-         ("gate_up", (K, BT, 2 * F)),        # the backward pass overwrites it with its gradient
-         ("swiglu", (K, BT, F)),
+         ("qkv", (kept, BT, QKV)),           # after RoPE
+         ("att", (kept, BT, HD)),            # the heads' outputs
+         ("gate_up", (kept, BT, 2 * F)),     # the backward pass overwrites it with its gradient
+         ("swiglu", (kept, BT, F)),
          ("y", (BT, C)),                     # a block's normalized input, then its output f
          ("logits", (R, P * V))]             # overwritten with their gradient
     d = [("x", (BT, C)),                     # gradient of x[i], as i goes from 2 L to 0
-         ("y", (BT, C)),                     # gradient of y = rmsnorm(x), then y itself again
+         ("y", (BT, C)),                     # gradient of y = rmsnorm(x), then y itself again,
+                                             # which the gradient of the weights needs
          ("qkv", (BT, QKV)),
          ("att", (BT, HD)),
          ("swiglu", (BT, F))]
+    # buffers in the type of sums
     a_sums = [("attn_rstd", (L, BT)), ("mlp_rstd", (L, BT)), ("final_rstd", (BT,)),   # of RMSNorm
               ("state", (BT, C)),            # the trajectory's newest point, not rounded
               ("nll", (P, BT)),              # losses: negative log-likelihoods
-              ("lse", (K, H, BT))]           # attention: log of the sum of exponentials of a row
+              ("lse", (kept, H, BT))]        # attention: log of the sum of exponentials of a row
     d_sums = [("partial", (GAIN_PARTS, C)),  # partial sums of the gradient of RMSNorm's gain
               ("delta", (H, BT))]            # attention: <dO, O>
     if cfg.qk_norm:                          # 4.8
-        a += [("qk", (K, BT, qk_heads * D))]             # q and k before their norms
-        a_sums += [("qk_rstd", (K, BT, qk_heads))]
+        a += [("qk", (kept, BT, qk_heads * D))]          # q and k before their norms
+        a_sums += [("qk_rstd", (kept, BT, qk_heads))]
         d_sums += [("qk_partial", (GAIN_PARTS, 2 * D))]
     if cfg.qkv_bias:
         d_sums += [("bias_partial", (GAIN_PARTS, QKV))]
@@ -353,16 +363,18 @@ half_warp_sum, half_warp_max = butterfly(operator.add, 4), butterfly(max, 4)
 warp_sum, warp_max = butterfly(operator.add, 5), butterfly(max, 5)
 
 def over_block(combine, over_warp):
-    """Makes the same for a block of 256 threads: first within each warp, then over the 8 warps."""
+    """Makes the same for a block of 256 threads: first within each warp, then over the 8 warps.
+    All threads of the block must call it, since it waits for them."""
     @inlined
     def over(x):
-        x, warps = over_warp(x), cuda.shared.array(8, ctype(x))
+        x, warps_smem = over_warp(x), cuda.shared.array(8, ctype(x))     # a result per warp
         cuda.syncthreads()                   # all have read the result of an earlier call
         if cuda.threadIdx.x % 32 == 0:
-            warps[cuda.threadIdx.x // 32] = x
+            warps_smem[cuda.threadIdx.x // 32] = x
         cuda.syncthreads()
-        return combine(combine(combine(warps[0], warps[1]), combine(warps[2], warps[3])),
-                       combine(combine(warps[4], warps[5]), combine(warps[6], warps[7])))
+        return combine(
+            combine(combine(warps_smem[0], warps_smem[1]), combine(warps_smem[2], warps_smem[3])),
+            combine(combine(warps_smem[4], warps_smem[5]), combine(warps_smem[6], warps_smem[7])))
     return over
 
 block_sum, block_max = over_block(operator.add, warp_sum), over_block(max, warp_max)
@@ -416,12 +428,17 @@ def naive_matmul(out, x, w):
 @functools.cache
 def register_tile(ROWS, COLS):
     """Makes the device function acc += A B for the ROWS x COLS sums that a thread has in registers.
+    The thread's rows are neighbours, and its columns are 16 apart.
 
-    A and B are in shared memory.  a_place = (a0, a_m, a_k) means that A[i, k] is at
-    a0 + i * a_m + k * a_k, and b_place = (b0, b_n, b_k) that B[k, j] is at
-    b0 + 16 * j * b_n + k * b_k.  Sixteen neighbouring threads read the same element of A, which
-    is a broadcast, and neighbouring elements of B, so no two lanes read from the same bank.  All
-    portable matrix products use this function, those of attention too."""
+    A and B are in shared memory.  Each place has the index of the thread's first element, and two
+    strides: from a row or column of the product to the next one, and from k to k + 1.
+
+        a_place = (a0, a_m, a_k)    the thread's A[i, k] is at a0 + i * a_m + k * a_k
+        b_place = (b0, b_n, b_k)    the thread's B[k, j] is at b0 + 16 * j * b_n + k * b_k
+
+    Sixteen neighbouring threads read the same element of A, which is a broadcast, and neighbouring
+    elements of B, so no two lanes read from the same bank.  All portable matrix products use this
+    function, and so does attention in 4.5."""
     @inlined
     def tile(acc, A, a_place, B, b_place, K):
         (a0, a_m, a_k), (b0, b_n, b_k) = a_place, b_place
@@ -436,8 +453,9 @@ def register_tile(ROWS, COLS):
     return tile
 
 TILE, DEPTH = 128, 16                        # rows and columns of a tile of out; k per round
-STRIDE = TILE + 4                            # distance from k to k + 1 in shared memory: with the
-                                             # 4, the 16 k of one row are in 8 banks instead of 1
+STRIDE = TILE + 4                            # distance from k to k + 1 in shared memory.  The 4 are
+                                             # padding: 16 threads that store the 16 k of one row
+                                             # write to 8 banks, and not all to the same one
 SMEM = DEPTH * STRIDE
 tile8x8 = register_tile(8, 8)
 
@@ -445,7 +463,7 @@ tile8x8 = register_tile(8, 8)
 def matmul_kernel(out, a, b, add):
     """out[z] = add * out[z] + a[z] b[z]
     One block of (16, 16) threads per 128 x 128 tile of out[z], row by row.
-    grid (M / 128 * N / 128, 1, n)
+    grid ((M / 128) (N / 128), 1, n)
     out (n, M, N), a (n, M, K), b (n, K, N), all with any strides
 
     Each round copies 16 k of 128 rows of A and of 128 columns of B to shared memory.  So a block
@@ -461,10 +479,10 @@ def matmul_kernel(out, a, b, add):
     n0 = cuda.blockIdx.x % tiles_across * TILE
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     t = 16 * y + x
-    # A tile is 128 rows or columns (m or n) times 16 k, and a thread fetches eight numbers of it.
-    # A tuple is (m or n, k, step of m or n, step of k): the place of the thread's first number, and
-    # the steps from one number to the next.  Neighbouring threads read neighbours in memory: along
-    # k, or along m or n.
+    # A tile of A has 128 rows m and 16 k, a tile of B has 16 k and 128 columns n.  A thread fetches
+    # eight numbers of each.  Neighbouring threads should read neighbours in memory, which are along
+    # k in some layouts, and along m or n in others.  A tuple (m or n, k, step of m or n, step of k)
+    # has the place of the thread's first number, and the steps from one number to the next.
     along_mn, along_k = (t % 128, t // 128, 0, 2), (t // 16, t % 16, 16, 0)
     am, ak, am_step, ak_step = along_k if A.strides[1] == A.itemsize else along_mn
     bn, bk, bn_step, bk_step = along_k if B.strides[0] == B.itemsize else along_mn
@@ -476,7 +494,9 @@ def matmul_kernel(out, a, b, add):
                 a_smem[(ak + i * ak_step) * STRIDE + am + i * am_step] = a_next[i]
                 b_smem[(bk + i * bk_step) * STRIDE + bn + i * bn_step] = b_next[i]
             cuda.syncthreads()               # the tiles are complete
-        for i in range(8):                   # fetch the next tiles, which arrive during the product
+        # Fetch the next tiles, which arrive during the product.  Beyond the edge of a matrix, a
+        # thread reads its last row or column, since a clamped index needs no branch
+        for i in range(8):
             k = k0 + DEPTH + ak + i * ak_step
             v = value(A[min(m0 + am + i * am_step, M - 1), min(k, K - 1)])
             a_next[i] = v if k < K else zero
@@ -509,8 +529,9 @@ def as_batch(x):
     if x.ndim == 3:
         return x
     (M, N), (row, column) = x.shape, (s // x.dtype.itemsize for s in x.strides)
-    unused = 1 << 20                         # from one matrix to the next.  With M row or 0, Numba
-                                             # would compile a second kernel for some shapes
+    # The stride from one matrix to the next, which no kernel uses here.  Numba has separate types
+    # for contiguous arrays.  With M * row or 0, it would compile a second kernel for some shapes
+    unused = 1 << 20
     return view(x, 0, (1, M, N), (unused, row, column))
 
 def matmul(out, x, w):
@@ -549,13 +570,14 @@ def tensor_core_kernel(out, x, w):
     lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
     acc = filled(32, types.float32(0))
     a, b = cuda.local.array(4, types.uint32), cuda.local.array(2, types.uint32)
-    r, c, none = lane // 4, lane % 4, types.uint32(0)
+    # the lane's row and pair of a fragment: the c of `mma`, which counts numbers, is twice this one
+    r, c, zero = lane // 4, lane % 4, types.uint32(0)
     for k0 in range(0, x.shape[1], PAIRS):   # k counts pairs
         own = k0 + lane                      # the pair of a row that this lane copies
         for i in range(warp, 64, 4):         # a warp copies a row: 128 bytes that are neighbours
             m, n = m0 + i, n0 + i
-            x_smem[i, lane] = x[m, own] if m < x.shape[0] and own < x.shape[1] else none
-            w_smem[i, lane] = w[n, own] if n < w.shape[0] and own < w.shape[1] else none
+            x_smem[i, lane] = x[m, own] if m < x.shape[0] and own < x.shape[1] else zero
+            w_smem[i, lane] = w[n, own] if n < w.shape[0] and own < w.shape[1] else zero
         cuda.syncthreads()                   # the tiles are complete
         for pair in range(c, PAIRS, 8):      # the next 16 k: the lane needs `pair` and `pair` + 4
             for i in range(2):
@@ -579,9 +601,11 @@ def tensor_core_matmul(out, x, w):
            block=128)
 
 def pairs_of(x):
-    """x (M, K) in bfloat16 as (M, K / 2) uint32: two neighbours of a row in one number.  No copy"""
-    (M, K), (of_row, _) = x.shape, x.strides
-    return DeviceNDArray((M, K // 2), (of_row, 4), np.uint32, gpu.stream, x.gpu_data)
+    """x (M, K) in bfloat16 as (M, K / 2) uint32: two neighbours of a row in one number.  No copy.
+    The numbers of a row must follow each other in memory, and rows begin at multiples of 4 bytes.
+    """
+    (M, K), (row_bytes, _) = x.shape, x.strides
+    return DeviceNDArray((M, K // 2), (row_bytes, 4), np.uint32, gpu.stream, x.gpu_data)
 
 # ==== 4.2 Embedding ====
 @cuda_kernel
@@ -596,8 +620,8 @@ def embedding_forward_kernel(x, tokens, wte):
 def embedding_forward(x, tokens, wte):
     launch(embedding_forward_kernel, x, tokens, wte, grid=len(x), block=128)
 
-# The indices of a batch's tokens, sorted by token and then ascending: those of the i-th distinct
-# token, tokens[i], are order[starts[i]:starts[i + 1]]
+# Runs of equal tokens in a sorted batch.  order: the indices of the batch's tokens, sorted by token
+# and then ascending.  The i-th distinct token is tokens[i], at order[starts[i]:starts[i + 1]]
 Runs = namedtuple("Runs", "order starts tokens")
 
 def runs_of(tokens, V):
@@ -615,13 +639,13 @@ def embedding_backward_kernel(W):
 
     @cuda_kernel
     def backward(dwte, dx, order, starts, tokens):
-        """dwte[v] += sum over bt with tokens[bt] = v of dx[bt], always in the same order
+        """dwte[v] += the sum of dx[bt] over all bt whose token is v, always in the same order
         order, starts, tokens: Runs
 
         One block of 8 warps per distinct token v and 32 W columns, W per lane.  Each warp adds an
         eighth of the rows.  Then the block adds the sums of its warps."""
-        sums = cuda.shared.array((8, 256), ctype(dx))    # column W lane + i of warp w is in
-                                                         # sums[w, 32 i + lane]
+        # column W lane + i of warp w is in sums_smem[w, 32 i + lane]
+        sums_smem = cuda.shared.array((8, 256), ctype(dx))
         acc = filled(W, ctype(dx).type(0))
         C, start, end = dx.shape[1], starts[cuda.blockIdx.x], starts[cuda.blockIdx.x + 1]
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
@@ -631,13 +655,13 @@ def embedding_backward_kernel(W):
             for j in range(W):
                 acc[j] += row[j]
         for i in range(W):
-            sums[warp, 32 * i + lane] = acc[i]
+            sums_smem[warp, 32 * i + lane] = acc[i]
         cuda.syncthreads()                   # all warps have stored their sums
         if cuda.threadIdx.x < 32 * W:
             x, c = cuda.threadIdx.x, (32 * cuda.blockIdx.y + lane) * W + cuda.threadIdx.x // 32
-            s = sums[0, x]
+            s = sums_smem[0, x]
             for i in range(1, 8):
-                s += sums[i, x]
+                s += sums_smem[i, x]
             if c < C:
                 dwte[tokens[cuda.blockIdx.x], c] += s
     return backward
@@ -659,11 +683,12 @@ GAIN_PARTS = 4 * 132
 def rmsnorm_kernels(C, W):
     """Makes the kernels residual_forward and backward for rows of C.
 
-    A warp has a row in its registers: CHUNKS times W neighbours per lane.  A lane beyond the row's
-    end loads the last W elements and ignores them.  If a row has more than 1,024 elements, backward
-    does not have enough registers and keeps some numbers in memory, which is slower."""
+    A warp has a row in its registers.  A chunk is 32 W elements, W neighbours per lane, so that a
+    lane keeps CHUNKS times W elements.  A lane beyond the row's end loads the last W elements and
+    ignores them.  If a row has more than 1,024 elements, backward does not have enough registers
+    and keeps some numbers in memory, which is slower."""
     CHUNKS = -(-C // (WARP * W))
-    KEPT = CHUNKS * W
+    PER_LANE = CHUNKS * W                    # elements in the registers of a lane
     load, store = vector(W)
 
     @cuda_kernel
@@ -676,33 +701,34 @@ def rmsnorm_kernels(C, W):
         backward.
         One warp per row.     grid BT / ROW_WARPS, block (32, ROW_WARPS)
         y, saved, x (BT, C), rstd (BT,), w (C,)"""
-        v, ss, one = cuda.local.array(KEPT, ctype(x)), ctype(x).type(0), ctype(x).type(1)
+        row, ss, one = cuda.local.array(PER_LANE, ctype(x)), ctype(x).type(0), ctype(x).type(1)
         lane, bt = cuda.threadIdx.x, cuda.blockIdx.x * ROW_WARPS + cuda.threadIdx.y
         if bt < x.shape[0]:                  # true for all lanes of a warp or for none, as
                                              # warp_sum needs
             for j in range(CHUNKS):          # neighbours read neighbours: coalesced
                 c = (WARP * j + lane) * W
                 at = bt * C + min(c, C - W)
-                few = load(x, at)            # x[i]
+                vec = load(x, at)            # x[i]
                 if step:
                     f = load(y, at)
                     for i in range(W):
-                        few[i] += f[i]       # x[i + 1] = x[i] + f(x[i])
+                        vec[i] += f[i]       # x[i + 1] = x[i] + f(x[i])
                 for i in range(W):
-                    v[j * W + i] = few[i]
-                    ss += few[i] * few[i] if c < C else ctype(x).type(0)
+                    row[j * W + i] = vec[i]
+                    ss += vec[i] * vec[i] if c < C else ctype(x).type(0)
             r = one / math.sqrt(warp_sum(ss) / ctype(x).type(C) + eps)
             for j in range(CHUNKS):          # stores wait until here: all loads are under way first
                 c = (WARP * j + lane) * W
                 gain = load(w, min(c, C - W))
+                new_x, new_y = vec, gain     # the same registers
                 for i in range(W):
-                    few[i] = v[j * W + i]
-                    gain[i] = v[j * W + i] * gain[i] * r
+                    new_x[i] = row[j * W + i]
+                    new_y[i] = row[j * W + i] * gain[i] * r
                 if c < C:
                     if step:
-                        store(x, bt * C + c, few)
-                    store(saved, bt * C + c, few)
-                    store(y, bt * C + c, gain)
+                        store(x, bt * C + c, new_x)
+                    store(saved, bt * C + c, new_x)
+                    store(y, bt * C + c, new_y)
             if lane == 0:
                 rstd[bt] = r
 
@@ -716,47 +742,49 @@ def rmsnorm_kernels(C, W):
 
         Each warp processes one row after another.
         grid GAIN_PARTS, block (32, warps), shared memory (warps, C)"""
-        v, d = cuda.local.array(KEPT, ctype(x)), cuda.local.array(KEPT, ctype(x))
-        old, gain = cuda.local.array(KEPT, ctype(x)), cuda.local.array(KEPT, ctype(x))
+        # The lane's elements of a row.  The gain is 0 beyond the row's end, so that these elements
+        # add nothing to m
+        u_row, dy_row = cuda.local.array(PER_LANE, ctype(x)), cuda.local.array(PER_LANE, ctype(x))
+        dx_row, gain = cuda.local.array(PER_LANE, ctype(x)), cuda.local.array(PER_LANE, ctype(x))
         zero, lane, warps, BT = ctype(x).type(0), cuda.threadIdx.x, cuda.blockDim.y, x.shape[0]
-        sums = filled(KEPT, zero)
+        sums = filled(PER_LANE, zero)
         for j in range(CHUNKS):
             c = (WARP * j + lane) * W
-            few = load(w, min(c, C - W))
+            vec = load(w, min(c, C - W))
             for i in range(W):
-                gain[j * W + i] = few[i] if c < C else zero
-        first = cuda.blockIdx.x * BT // GAIN_PARTS
-        last = (cuda.blockIdx.x + 1) * BT // GAIN_PARTS
-        for bt in range(first + cuda.threadIdx.y, last, warps):
+                gain[j * W + i] = vec[i] if c < C else zero
+        start = cuda.blockIdx.x * BT // GAIN_PARTS
+        end = (cuda.blockIdx.x + 1) * BT // GAIN_PARTS
+        for bt in range(start + cuda.threadIdx.y, end, warps):
             r, m = rstd[bt], zero
             for j in range(CHUNKS):
                 at = bt * C + min((WARP * j + lane) * W, C - W)
-                a, b, few = load(x, at), load(dy, at), load(dx, at)
+                a, b, vec = load(x, at), load(dy, at), load(dx, at)
                 for i in range(W):
-                    v[j * W + i], d[j * W + i], old[j * W + i] = a[i] * r, b[i], few[i]
-                    m += gain[j * W + i] * b[i] * v[j * W + i]
+                    u_row[j * W + i], dy_row[j * W + i], dx_row[j * W + i] = a[i] * r, b[i], vec[i]
+                    m += gain[j * W + i] * b[i] * u_row[j * W + i]
             m = warp_sum(m) / ctype(x).type(C)
             new_dx, y = a, b                 # the same registers
             for j in range(CHUNKS):
                 for i in range(W):
-                    u, g = v[j * W + i], gain[j * W + i]
-                    sums[j * W + i] += d[j * W + i] * u
-                    new_dx[i], y[i] = old[j * W + i] + r * (g * d[j * W + i] - u * m), g * u
+                    u, g = u_row[j * W + i], gain[j * W + i]
+                    sums[j * W + i] += dy_row[j * W + i] * u
+                    new_dx[i], y[i] = dx_row[j * W + i] + r * (g * dy_row[j * W + i] - u * m), g * u
                 c = (WARP * j + lane) * W
                 if c < C:
                     store(dx, bt * C + c, new_dx)
                     store(dy, bt * C + c, y)
-        shared = cuda.shared.array(0, ctype(x))
+        sums_smem = cuda.shared.array(0, ctype(x))
         for j in range(CHUNKS):
             for i in range(W):
                 c = (WARP * j + lane) * W + i
                 if c < C:
-                    shared[cuda.threadIdx.y * C + c] = sums[j * W + i]
+                    sums_smem[cuda.threadIdx.y * C + c] = sums[j * W + i]
         cuda.syncthreads()                   # all warps have stored their sums
         for c in range(cuda.threadIdx.y * WARP + lane, C, warps * WARP):
-            s = shared[c]
+            s = sums_smem[c]
             for i in range(1, warps):
-                s += shared[i * C + c]
+                s += sums_smem[i * C + c]
             partial[cuda.blockIdx.x, c] = s
     return residual_forward, backward
 
@@ -769,10 +797,10 @@ def normalized_kernel(C, W):
         """y = x * rstd * w: the output of residual_forward again, from the x that it saved
         grid 1,024 blocks     y, x (BT, C), rstd (BT,), w (C,)"""
         for i in range(cuda.grid(1), y.size // W, cuda.gridsize(1)):
-            few, gain, r = load(x, i * W), load(w, i * W % C), rstd[i * W // C]
+            vec, gain, r = load(x, i * W), load(w, i * W % C), rstd[i * W // C]
             for j in range(W):
-                few[j] = few[j] * gain[j] * r
-            store(y, i * W, few)
+                vec[j] = vec[j] * gain[j] * r
+            store(y, i * W, vec)
     return normalized
 
 @cuda_kernel
@@ -850,8 +878,9 @@ def rope(qkv, cos, sin, T, heads, sign):
 # block has N query rows and walks over the keys, N at a time, with a running maximum m and a
 # running sum l of each row.  The T x T matrix of scores is never in memory, and tiles beyond the
 # diagonal are skipped.  A block has 128 threads, (16, 8): thread (x, y) owns rows y * N/8 + i and
-# columns x + 16 j of each N x N or N x D tile.  In shared memory, the rows of tiles are N + 1 or
-# D + 1 apart, so the elements of a column are in 32 different banks.
+# columns x + 16 j of each N x N or N x D tile.  The 16 threads that share a row are half a warp.
+# In shared memory, the rows of tiles are N + 1 or D + 1 apart, so the elements of a column are in
+# 32 different banks.
 
 class Attention(NamedTuple):
     """The attention kernels of one head size, and how they are launched"""
@@ -891,7 +920,7 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
     score_tile, out_tile = register_tile(ROWS, KEYS), register_tile(ROWS, COLS)
 
     @inlined
-    def first_tile(t0):
+    def first_key(t0):
         """The first key of the first tile that any row from t0 on attends to"""
         return max(0, t0 + 1 - window) // N * N if window else 0
 
@@ -929,6 +958,7 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
         One block per N query rows of a head.     grid (T / N, H, B), block (16, 8)
         out: o (BT, HD), lse (H, BT), the log of the sum of exponentials     in: qkv (BT, QKV)"""
         smem, zero = cuda.shared.array(0, ctype(qkv)), ctype(qkv).type(0)
+        # m is the maximum of the whole row; l is the sum of this thread's columns until the end
         m, l = filled(ROWS, -ctype(qkv).type(math.inf)), filled(ROWS, zero)
         acc = filled(NCOLS, zero)
         x, y, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z * T
@@ -936,7 +966,7 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
         t0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N              # the longest rows first
         k_col = o.shape[1] + h * G // H * D
         load_rows(smem, Q_AT, qkv, row0, t0, T, h * D)
-        for k0 in range(first_tile(t0), t0 + 1, N):
+        for k0 in range(first_key(t0), t0 + 1, N):
             cuda.syncthreads()               # the last product has read K, V and P
             load_rows(smem, K_AT, qkv, row0, k0, T, k_col)
             load_rows(smem, V_AT, qkv, row0, k0, T, k_col + G * D)
@@ -995,29 +1025,29 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
             dqk, dv = filled(NCOLS, zero), filled(NCOLS, zero)       # dQ or dK, and dV
             x, y, row0 = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z * T
             H, G = HD // D, (qkv.shape[1] - HD) // (2 * D)
-            if keys:                         # own keys from `mine` on, and the rows that see them
+            if keys:                         # N own keys, and the rows that attend to them
                 g = cuda.blockIdx.y
-                mine = cuda.blockIdx.x * N
+                first_own = cuda.blockIdx.x * N
                 first_head = g * H // G
                 end_head = (g + 1) * H // G
-                first_other = mine
-                end_other = min(T, mine + N - 1 + window) if window else T
-            else:                            # own rows from `mine` on, and the keys they see
+                first_other = first_own
+                end_other = min(T, first_own + N - 1 + window) if window else T
+            else:                            # N own rows, and the keys that they attend to
                 first_head = cuda.blockIdx.y
-                mine = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N    # the longest rows first
+                first_own = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * N   # the longest rows first
                 g = first_head * G // H
                 end_head = first_head + 1
-                first_other = first_tile(mine)
-                end_other = mine + 1
+                first_other = first_key(first_own)
+                end_other = first_own + 1
             k_col, v_col = HD + g * D, HD + (G + g) * D
             if keys:
-                load_rows(smem, K_AT, qkv, row0, mine, T, k_col)
-                load_rows(smem, V_AT, qkv, row0, mine, T, v_col)
+                load_rows(smem, K_AT, qkv, row0, first_own, T, k_col)
+                load_rows(smem, V_AT, qkv, row0, first_own, T, v_col)
             else:
-                load_rows(smem, Q_AT, qkv, row0, mine, T, first_head * D)
-                load_rows(smem, DO_AT, do, row0, mine, T, first_head * D)
+                load_rows(smem, Q_AT, qkv, row0, first_own, T, first_head * D)
+                load_rows(smem, DO_AT, do, row0, first_own, T, first_head * D)
                 lane = (16 * y + x) % WARP
-                for t in range(mine + (16 * y + x) // WARP, min(mine + N, T), 4):
+                for t in range(first_own + (16 * y + x) // WARP, min(first_own + N, T), 4):
                     total = zero             # one warp per row
                     for i in range(first_head * D + lane, first_head * D + D, WARP):
                         total += value(do[row0 + t, i]) * value(o[row0 + t, i])
@@ -1034,7 +1064,7 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
                         load_rows(smem, K_AT, qkv, row0, n, T, k_col)
                         load_rows(smem, V_AT, qkv, row0, n, T, v_col)
                     cuda.syncthreads()       # Q, dO, K, V and delta are complete
-                    t0, k0 = (n, mine) if keys else (mine, n)
+                    t0, k0 = (n, first_own) if keys else (first_own, n)
                     s, dp = filled(NKEYS, zero), filled(NKEYS, zero)
                     add_abt(s, smem, Q_AT, K_AT, x, y)               # S = Q K^T
                     add_abt(dp, smem, DO_AT, V_AT, x, y)             # dP = dO V^T
@@ -1060,7 +1090,7 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
                         add_ab(dqk, smem, DS_AT, K_AT, x, y)         # dQ += dS K
             col = k_col if keys else first_head * D
             for i in range(ROWS):
-                t = mine + y * ROWS + i
+                t = first_own + y * ROWS + i
                 for j in range(COLS):
                     if t < T and x + 16 * j < D:
                         dqkv[row0 + t, col + x + 16 * j] = stored(dqkv, dqk[i * COLS + j])
@@ -1074,7 +1104,8 @@ def portable_attention(D, itemsize, smem_bytes, window=0):
                      back_smem=(4 * N * D_ROW + 2 * N * P_ROW) * itemsize)
 
 def attention_kernels(D, dtype, window):
-    """The Attention for head size D"""
+    """The Attention for head size D.  A block on an RTX 30, 40 or 50 may have 99 KB of shared
+    memory."""
     smem_bytes = min(99 << 10, cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
     return portable_attention(D, computing(dtype).itemsize, smem_bytes, window)
 
@@ -1161,8 +1192,8 @@ def cross_entropy_kernel(W):
         """nll[k, row0 + r] = -log softmax(z)[y]
         z becomes weight[b, k, t] (softmax(z) - onehot(y))
 
-        z = logits[r, k V : (k + 1) V] are the logits of head k for one row; y = targets[k, row0 +
-        r] is its target.  Without a target (-1), the loss and the gradient are 0.
+        z = logits[r, k V : (k + 1) V] are the logits of head k for one row, and
+        y = targets[k, row0 + r] is its target.  Without a target (-1), loss and gradient are 0.
         One block of 256 threads per row and head.     grid (R, P)
         nll (P, BT), logits (R, P V), targets (P, BT) int32, weight (B, P, T) float64"""
         r, k, x = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x * W
@@ -1251,7 +1282,8 @@ def head_norm_kernels(D):
     ignores them."""
     W, LANES = width(D), lanes_per_head(D)
     HEADS, CHUNKS = WARP // LANES, cdiv(D, W * LANES)
-    KEPT, SUMS = CHUNKS * W, (ROW_WARPS * HEADS, 2 * D)
+    PER_LANE = CHUNKS * W                    # numbers in the registers of a lane
+    SUMS_SHAPE = ROW_WARPS * HEADS, 2 * D
     load, store = vector(W)
     head_sum = butterfly(operator.add, LANES.bit_length() - 1)
 
@@ -1268,24 +1300,24 @@ def head_norm_kernels(D):
         head = min(head, rstd.size - 1)
         t, h = head // heads, head % heads
         gain = q_gain if h < H else k_gain
-        x, zero = cuda.local.array(KEPT, ctype(qkv)), ctype(qkv).type(0)
+        x, zero = cuda.local.array(PER_LANE, ctype(qkv)), ctype(qkv).type(0)
         ss = zero
         for j in range(CHUNKS):
             i = (LANES * j + lane) * W
-            few = load(qkv, t * QKV + h * D + min(i, D - W))
+            vec = load(qkv, t * QKV + h * D + min(i, D - W))
             for c in range(W):
-                x[W * j + c] = few[c]
-                ss += few[c] * few[c] if i < D else zero
+                x[W * j + c] = vec[c]
+                ss += vec[c] * vec[c] if i < D else zero
             if exists and i < D:
-                store(qk, head * D + i, few)
+                store(qk, head * D + i, vec)
         r = ctype(qkv).type(1) / math.sqrt(head_sum(ss) / ctype(qkv).type(D) + eps)
         for j in range(CHUNKS):
             i = (LANES * j + lane) * W
-            few = load(gain, min(i, D - W))
+            vec = load(gain, min(i, D - W))
             for c in range(W):
-                few[c] = few[c] * x[W * j + c] * r
+                vec[c] = vec[c] * x[W * j + c] * r
             if exists and i < D:
-                store(qkv, t * QKV + h * D + i, few)
+                store(qkv, t * QKV + h * D + i, vec)
         if exists and lane == 0:
             rstd[t, h] = r
 
@@ -1298,8 +1330,9 @@ def head_norm_kernels(D):
         grid GAIN_PARTS, block (32, ROW_WARPS)
         dqkv (BT, QKV), partial (GAIN_PARTS, 2 D), qk (BT, (H + G) D), rstd (BT, H + G)"""
         zero, lane = ctype(partial).type(0), cuda.threadIdx.x % LANES
-        of_q, of_k = filled(KEPT, zero), filled(KEPT, zero)
-        x, dy = cuda.local.array(KEPT, ctype(partial)), cuda.local.array(KEPT, ctype(partial))
+        of_q, of_k = filled(PER_LANE, zero), filled(PER_LANE, zero)
+        x = cuda.local.array(PER_LANE, ctype(partial))
+        dy = cuda.local.array(PER_LANE, ctype(partial))
         group = cuda.threadIdx.y * HEADS + cuda.threadIdx.x // LANES
         warp, warps = cuda.blockIdx.x * ROW_WARPS + cuda.threadIdx.y, GAIN_PARTS * ROW_WARPS
         (BT, heads), QKV = rstd.shape, dqkv.shape[1]
@@ -1319,7 +1352,7 @@ def head_norm_kernels(D):
                     for c in range(W):
                         x[W * j + c], dy[W * j + c] = a[c], b[c]
                         mean += g[c] * b[c] * a[c] if i < D else zero
-                # rstd * mean of gain*dy*u
+                # rstd * mean_c(gain*dy*u); r is squared, because u = x * rstd
                 mean = head_sum(mean) * r * r / ctype(partial).type(D)
                 for j in range(CHUNKS):
                     i = (LANES * j + lane) * W
@@ -1334,17 +1367,18 @@ def head_norm_kernels(D):
                         dx[c] = r * (g[c] * dy[k] - x[k] * mean)
                     if exists and i < D:
                         store(dqkv, t * QKV + h * D + i, dx)
-        sums = cuda.shared.array(SUMS, ctype(partial))
+        sums_smem = cuda.shared.array(SUMS_SHAPE, ctype(partial))
         for j in range(CHUNKS):
             for c in range(W):
                 i = (LANES * j + lane) * W + c
                 if i < D:
-                    sums[group, i], sums[group, D + i] = of_q[W * j + c], of_k[W * j + c]
+                    sums_smem[group, i] = of_q[W * j + c]
+                    sums_smem[group, D + i] = of_k[W * j + c]
         cuda.syncthreads()                   # all warps have stored their sums
         for i in range(cuda.threadIdx.y * WARP + cuda.threadIdx.x, 2 * D, WARP * ROW_WARPS):
-            s = sums[0, i]
+            s = sums_smem[0, i]
             for k in range(1, ROW_WARPS * HEADS):
-                s += sums[k, i]
+                s += sums_smem[k, i]
             partial[cuda.blockIdx.x, i] = s
     return forward, backward
 
@@ -1530,7 +1564,8 @@ class Model(Layers):
         self.results = self.put(np.zeros(cfg.n_mtp + 1), np.float64)    # loss of each head, |g|
         # Two Hypers: the second one is for the embedding, in a run with Muon
         self.staged_hyper = np.zeros((2, len(ne.Hyper._fields)))
-        # The last copies of `stage` and of `staged_runs` have been made
+        # Events after the last copies from `staged` and from `pinned_runs`: the host waits for
+        # them before it overwrites these arrays
         self.staged_read, self.runs_read = cuda.event(False), cuda.event(False)
         self.hyper = self.put(self.staged_hyper, np.float64)
         self.partial = new(NORM_PARTS, np.float64)
@@ -1578,7 +1613,8 @@ class Model(Layers):
             for group, name, shape, dtype in table:
                 buffers[group][name] = new(shape, dtype)
             self.ids = new((P + 1) * B * T, np.int32)    # tokens, then targets of each head
-            self.weights = {2: WeightArrays((B, P))}         # see stage_weight
+            # number of dimensions of the weights, 2 or 3 -> their arrays: see stage_weight
+            self.weights = {2: WeightArrays((B, P))}
             self.staged = cuda.pinned_array((P + 1) * B * T, np.int32)
             self.runs = new(3 * B * T + 1, np.int32)
             self.pinned_runs = cuda.pinned_array(3 * B * T + 1, np.int32)
@@ -1746,8 +1782,8 @@ class Model(Layers):
         self.backward(add)
 
     def clear_others(self, outputs):
-        """Queues g = 0 for what no product of matrices sets: the embedding, unless it is tied to
-        head 0; the heads from `outputs` on; gains and biases."""
+        """Queues g = 0 for the tensors whose gradients no matrix product sets: the embedding,
+        unless it is tied to head 0; the heads from `outputs` on; gains and biases."""
         (V, C), tied = self.p.wte.shape, self.cfg.tie_embeddings
         heads = self.table[ne.Params._fields.index("lm_head")].start
         self.clear(heads + (outputs - tied) * V * C, self.flat.size)
@@ -1785,8 +1821,10 @@ class Model(Layers):
 
     def stage_weight(self, weight, b):
         """Copies the weights of b sequences to self.weight (B, P, T), on the device, with zeros for
-        the others.     weight (b, P, T), or (b, P) or (P,) if all tokens of a sequence have the
-        same: then only these are copied, and the array has them T times by a stride of 0"""
+        the other sequences.
+
+        weight: (b, P, T), or (b, P) or (P,) if all tokens of a sequence have the same weight.  Then
+        B P weights are copied, and self.weight repeats each of them T times, by a stride of 0"""
         (B, T), P = self.shape, self.cfg.n_mtp
         if np.ndim(weight) == 3:
             x = self.weights.get(3) or self.weights.setdefault(3, WeightArrays((B, P, T)))
@@ -1799,8 +1837,9 @@ class Model(Layers):
 
     def gradient(self, tokens, targets, weight):
         """Queues g += d(sum_bk weight[b, k] CE_bk)/dp of one micro-batch, and its losses.  The
-        first one after an update sets g instead, since a product writes its sums in less time than
-        it adds them.  Output heads after the last one with a nonzero weight are not computed.
+        first micro-batch after an update sets g instead, since a product takes less time to write
+        its sums than to add them.  Output heads after the last one with a nonzero weight are not
+        computed.
 
         tokens (B, T), targets (P, B, T), weight (B, P), or (P,) for every sequence, or (B, P, T)
         with a factor of its own for each token"""
@@ -1814,8 +1853,8 @@ class Model(Layers):
         self.embedding_gradient(tokens)
 
     def embedding_gradient(self, tokens):
-        """Queues the gradient of the embedding, since x[0] is that of the tokens.  The host sorts
-        these while the device computes the rest of the gradient."""
+        """Queues the gradient of the embedding, whose rows are x[0].  The host sorts the tokens
+        while the device computes the rest of the gradient."""
         embedding_backward(self.g.wte, self.d.x, self.staged_runs(tokens))
 
     def staged_runs(self, tokens):
@@ -1832,7 +1871,8 @@ class Model(Layers):
         return Runs(*found)
 
     def begin_update(self):
-        """Queues g = 0 if no `gradient` has set it since the last update.  The next one sets it."""
+        """Queues g = 0 if no `gradient` has set it since the last update.  The next `gradient` sets
+        g, and does not add to it."""
         if not self.add:
             self.clear(0, self.flat.size)
         self.add = False
@@ -1977,8 +2017,8 @@ def rope_cache_kernel(qkv, kc, vc, cos, sin, at, H):
 
 @cuda_kernel
 def attention_decode_kernel(o, qkv, kc, vc, scores, at, window, scale):
-    """Attention of one token to the last `window` tokens in the KV cache.
-    o (HD,), qkv (QKV,), kc, vc (G, T, D), scores (H, T) scratch
+    """Attention of one token to the last `window` tokens in the KV cache, itself included.
+    o (HD,), qkv (QKV,), kc, vc (G, T, D), scores (H, T) scratch, at = (token, position)
     One block of 256 threads per head.
     Unlike the ring of nanoeuler.Decoder, this cache also keeps the tokens before the window."""
     h, x, n, D = cuda.blockIdx.x, cuda.threadIdx.x, at[1] + 1, kc.shape[2]
@@ -2193,7 +2233,7 @@ NORM_PARTS = 512                             # partial sums of |g|^2; fixed, as 
 
 @cuda_kernel
 def square_sums_kernel(partial, g):
-    """partial[i] = sum of the squares over which block i strides, in float64
+    """partial[i] = the sum of the squares that block i reads, in float64.  Blocks stride over g.
     grid NORM_PARTS, block 256"""
     s = 0.0
     for i in range(cuda.grid(1), g.size, cuda.gridsize(1)):
@@ -2205,7 +2245,8 @@ def square_sums_kernel(partial, g):
 
 @inlined
 def gradient_norm(partial):
-    """|g|, from the sums of squares of square_sums_kernel, for a block of 256 threads"""
+    """|g|, from the sums of squares of square_sums_kernel, for a block of 256 threads.  Each block
+    of an update computes it again, so no further kernel is needed between them."""
     total = 0.0
     for i in range(cuda.threadIdx.x, partial.size, 256):
         total += partial[i]
@@ -2287,9 +2328,9 @@ def nesterov_kernel(W):
 
     @cuda_kernel
     def nesterov(x, squares, g, m, starts, hyper, partial, results):
-        """For each matrix z:  g *= scale,  m = momentum m + (1 - momentum) g,
-        x[z] = momentum m + (1 - momentum) g.  Also results[-1] = |g|.
-        squares[z, i] = sum of the squares of x[z] over which block i strides
+        """For each matrix z, with g' = g times the factor of clipping:
+        m = momentum m + (1 - momentum) g',  x[z] = momentum m + (1 - momentum) g'
+        Also results[-1] = |g|, and squares[z, i] = the sum of the squares of x[z] in block i
 
         grid (MATRIX_PARTS, n), block 256     x (n, N, K), squares (n, MATRIX_PARTS) float64"""
         dtype, norm, z = m.dtype.type, gradient_norm(partial), cuda.blockIdx.y
@@ -2331,10 +2372,10 @@ def normalize_kernel(W):
         size = x.shape[1] * x.shape[2]
         for i in range((256 * cuda.blockIdx.x + cuda.threadIdx.x) * W, size,
                        256 * cuda.gridDim.x * W):
-            few = load(x, z * size + i)
+            vec = load(x, z * size + i)
             for j in range(W):
-                few[j] *= factor
-            store(x, z * size + i, few)
+                vec[j] *= factor
+            store(x, z * size + i, vec)
     return normalize
 
 @cuda_kernel

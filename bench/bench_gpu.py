@@ -256,7 +256,7 @@ def products(cfg, B, T):
     """(weights, how often a step, rows M, N, K) of the products out (M, N) = x (M, K) w (N, K)^T.
     The heads multiply as many rows at a time as their logits may take memory."""
     C, F_, HD, BT = cfg.n_embd, cfg.n_hidden, cfg.n_head * cfg.head_dim, B * T
-    QKV, R = HD + 2 * cfg.n_kv_head * cfg.head_dim, nc.rows_a_chunk(cfg, BT, 2)
+    QKV, R = HD + 2 * cfg.n_kv_head * cfg.head_dim, nc.rows_per_chunk(cfg, BT, 2)
     return [("qkv", cfg.n_layer, BT, QKV, C), ("attn_proj", cfg.n_layer, BT, C, HD),
             ("gate_up", cfg.n_layer, BT, 2 * F_, C), ("down", cfg.n_layer, BT, C, F_),
             ("lm_head", BT / R, R, cfg.n_mtp * cfg.vocab_size, C)]
@@ -400,7 +400,7 @@ def kernel_cases(cfg, B, T):
     operands, or that and how to restore what f overwrites)"""
     C, F_, V, P, D, BT = cfg.n_embd, cfg.n_hidden, cfg.vocab_size, cfg.n_mtp, cfg.head_dim, B * T
     HEADS = cfg.n_head + cfg.n_kv_head
-    QKV, R, f32 = (HEADS + cfg.n_kv_head) * D, nc.rows_a_chunk(cfg, BT, 2), torch.float32
+    QKV, R, f32 = (HEADS + cfg.n_kv_head) * D, nc.rows_per_chunk(cfg, BT, 2), torch.float32
     n_params = ne.n_params(cfg)
     rng = np.random.default_rng(1)
     tokens = lambda *shape: nc.to_device(rng.integers(0, V, shape, dtype=np.int32))

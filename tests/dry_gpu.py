@@ -435,7 +435,7 @@ class Launch(namedtuple("Launch", "kernel types grid block smem args asked")):
     def heads_per_warp(self, D):
         f = constants(self.kernel)
         assert f["D"] == D <= f["W"] * f["LANES"] * f["CHUNKS"] and 32 == f["LANES"] * f["HEADS"]
-        assert f["LANES"] in (1, 2, 4, 8, 16, 32) and f["KEPT"] == f["W"] * f["CHUNKS"]
+        assert f["LANES"] in (1, 2, 4, 8, 16, 32) and f["PER_LANE"] == f["W"] * f["CHUNKS"]
         return f["HEADS"]
 
     def head_norm_kernels_backward(self, dqkv, partial, qk, rstd, q_gain, k_gain):

@@ -340,7 +340,7 @@ def gradient_errors(cfg, dtype, naive):
 def test_gradient_of_the_whole_model(cfg, naive, chunk, monkeypatch):
     """A chunk of logits holds 384 MB: no small model needs a second one unless it is told to."""
     if chunk:
-        monkeypatch.setattr(nc, "rows_a_chunk", lambda cfg, BT, itemsize: min(BT, chunk))
+        monkeypatch.setattr(nc, "rows_per_chunk", lambda cfg, BT, itemsize: min(BT, chunk))
     # bf16: PyTorch's autocast on a CPU is off by 0.024 at most, 6 roundoffs, for such weights
     for dtype, most in (("f64", 1e-10), ("f32", 1e-4), ("bf16", 0.1)):
         errors = gradient_errors(cfg, dtype, naive)

@@ -25,7 +25,8 @@ Words of these modules, from small to large:
     fragment       the numbers of a small matrix that the lanes of a warp hold for `mma`
     panel          64 rows of 128 bytes in shared memory
     tile           a block of a matrix: the operand or the result of a product
-    slice          a tile of A and a tile of B with the same 64 values of k
+    slice          the part of a tile's operands with the same 64 values of k, or 128 for narrow
+                   tiles: a tile of A, or of B, or both
     stage          a buffer of a ring in shared memory, filled while another one is read
     sums, acc      the float32 accumulators of a product, in registers
 """

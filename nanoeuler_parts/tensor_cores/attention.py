@@ -20,9 +20,10 @@ from nanoeuler_parts.gpu.mma import column_of, first_column, first_row, mma, whi
 from nanoeuler_parts.gpu.numbers import exp2, f32, i32, LOG2E, u16, u32, u64, value, vector
 from nanoeuler_parts.tensor_cores.pipeline import pipeline_of
 from nanoeuler_parts.tensor_cores.ptx import (
-    after_previous, bit, cp_async, cp_async_4, cp_async_wait_all, DeviceFunctions, dynamic_smem,
-    global_address, lane_id, leads_block, map_fence, mbarrier_expect, mbarrier_fence, mbarrier_init,
-    mbarrier_wait, pack_bf16, shared_address, store_pair, thread_id, tma_load, warp_id,
+    after_previous, ALIGNMENT, bit, cp_async, cp_async_4, cp_async_wait_all, DeviceFunctions,
+    dynamic_smem, global_address, lane_id, leads_block, map_fence, mbarrier_expect, mbarrier_fence,
+    mbarrier_init, mbarrier_wait, pack_bf16, shared_address, store_pair, thread_id, tma_load,
+    warp_id,
 )
 from nanoeuler_parts.tensor_cores.tiles import (
     BF16_PER_CHUNK, CHUNK_BYTES, descriptor, ldmatrix_columns, ldmatrix_rows, PANEL_BYTES, swizzled,
@@ -30,9 +31,10 @@ from nanoeuler_parts.tensor_cores.tiles import (
 )
 
 # This is the FlashAttention of 4.5 of nanoeuler_cuda.py in bfloat16, for head sizes 32, 64 and 128.
-# A block is one warpgroup.  Tiles have 64 rows of a head.  Two tiles, the stationary ones, stay
-# with the block.  Pairs of other tiles flow through a ring of two stages: a pair is copied while
-# the pair before it is multiplied.  In shared memory, from its start (for D = 64 a tile has 8 KB):
+# A block is one warpgroup.  A tile has 64 rows of one head, of Q, K, V, O or dO.  Two tiles, the
+# stationary ones, stay with the block until it ends.  Pairs of other tiles flow through a ring of
+# two stages: a pair is copied while the pair before it is multiplied.  Shared memory, from its
+# start (for D = 64, a tile has 8 KB):
 #
 #     tile             forward      dq                      dkv
 #     0, 1             Q, Q         Q, dO                   K, V         stationary
@@ -64,13 +66,13 @@ FAST_HEADS = 32, 64, 128                     # head sizes that these kernels sup
 WGMMA_HEADS = 64, 128                        # those of path wgmma
 STATIONARY = 2                               # stationary tiles
 STAGES = 2                                   # of the ring; each holds a pair of tiles
-N_BARRIERS = STAGES + 1                      # one per stage; number STAGES: the stationary tiles
+STATIONARY_BARRIER = STAGES                  # barriers 0 to STAGES - 1 are those of the stages
+N_BARRIERS = STAGES + 1
 pipeline = pipeline_of(STAGES)
 S_REGS = 32                                  # a thread's registers for a tile of S or dP
-# The loops over pairs begin with this round, which only requests pair 0.  The address of its own
-# pair, pair_at(smem, -1), is computed and not used.  With the request before the loop, forward
-# would need more than the 168 registers that three blocks leave to a thread, and would spill 40
-# bytes.
+# The loops over pairs begin with this round, which only requests pair 0.  It computes an address of
+# pair -1, and does not use it.  It replaces a request before the loop: with one, forward would need
+# more than the 168 registers that three blocks leave to a thread, and would spill 40 bytes.
 PROLOGUE = -1
 INF32, LOG2E32 = np.float32(math.inf), np.float32(LOG2E)
 LOWEST = np.float32(-1e30)                   # below any score, but not infinite
@@ -79,27 +81,28 @@ class TileOps(DeviceFunctions):
     """The operations that the kernels below need, to copy and to multiply tiles.
 
     set_up(loads) -> smem, barriers
-        Initializes the barriers, and waits for the kernel before if launches overlap.  Returns the
-        addresses of dynamic shared memory and of the barriers.  loads: how many stationary tiles
-        will be loaded
+        Initializes the barriers, and waits for the previous kernel if launches overlap.  Returns
+        the addresses of dynamic shared memory and of the barriers.  loads: number of tiles that
+        will be requested with the barrier of the stationary tiles
     fence_map(source)
         Must be called before the first load from `source`, a matrix or its tensor map.
     issue_load(barrier, tile, source, row, last, col)
-        Requests the 64 rows from `row` and D columns from `col` of the source.  tile: the address
-        that they are copied to; last: the last row of the sequence
+        Requests the 64 rows from `row` and D columns from `col` of the source, whose rows follow
+        each other in memory.  tile: the address that they are copied to; last: the last row of the
+        sequence
     wait(barrier, parity)
         Waits until the tiles requested with this barrier have arrived, and until no thread reads
         the tiles of the round before.
-    load_fragments(a, tiles, count)
-        Loads one or two stationary tiles from address `tiles` into registers, if products need
-        that.
-    multiply_one(a, tiles, other) -> s
-        Returns A B^T.  A: the first stationary tile, as for multiply_abt; B: the tile at address
+    load_fragments(a, stationary, count)
+        Loads one or two stationary tiles, which begin at address `stationary`, into registers, if
+        products need that.
+    multiply_one(a, stationary, other) -> s
+        Returns A B^T.  A: the first stationary tile, as for multiply_two; B: the tile at address
         `other`
-    multiply_abt(a, tiles, first, second) -> s
+    multiply_two(a, stationary, first, second) -> s
         Returns two products A B^T.  A: the stationary tiles, in registers `a` (mma) or at address
-        `tiles` (wgmma); B: the tiles at addresses `first` and `second`
-    accumulate_ab(acc, a, tile)
+        `stationary` (wgmma); B: the tiles at addresses `first` and `second`
+    accumulate_one(acc, a, tile)
         acc += A B.  A (64, 64): fragments in `a`; B (64, D): the tile at address `tile`
     accumulate_two(acc, a, first, second)
         The same for two products: both halves of `acc`, both halves of `a`, and two tiles"""
@@ -172,10 +175,10 @@ def mma_tile_ops(D):
         cuda.syncthreads()
 
     @inlined
-    def load_fragments(a, tiles, count):
-        load_a(a, 0, tiles)
+    def load_fragments(a, stationary, count):
+        load_a(a, 0, stationary)
         if count == 2:
-            load_a(a, A_REGS, tiles + TILE_BYTES)
+            load_a(a, A_REGS, stationary + TILE_BYTES)
 
     @inlined
     def mma_16_columns(acc, i, a, j, b):
@@ -191,7 +194,7 @@ def mma_tile_ops(D):
         return chunk_offset(row + u32(16 * n), bit(lane_id(), 3) + u32(2 * k))
 
     @inlined
-    def multiply_one(a, tiles, other):
+    def multiply_one(a, stationary, other):
         s, b = filled(32, f32(0)), cuda.local.array(4, u32)
         for k in range(D_STEPS):
             for n in range(4):
@@ -200,7 +203,7 @@ def mma_tile_ops(D):
         return s
 
     @inlined
-    def multiply_abt(a, tiles, first, second):
+    def multiply_two(a, stationary, first, second):
         """s[:32] and s[32:] = two products (64, 64): a stationary tile * the other tile^T.  If both
         have the same other tile, its fragments are loaded once."""
         s, b = filled(64, f32(0)), cuda.local.array(4, u32)
@@ -221,7 +224,7 @@ def mma_tile_ops(D):
         ldmatrix_columns(b, 0, tile + chunk_offset(u32(16 * k) + row, u32(2 * n) + chunk))
 
     @inlined
-    def accumulate_ab(acc, a, tile):
+    def accumulate_one(acc, a, tile):
         """acc (64, D) += A (64, 64) B.  a: A as fragments; tile: B (64, D)"""
         b = cuda.local.array(4, u32)
         for k in range(4):
@@ -244,7 +247,7 @@ def mma_tile_ops(D):
 
     return TileOps(set_up=set_up, fence_map=fence_map, issue_load=issue_load, wait=wait,
                    load_fragments=load_fragments, multiply_one=multiply_one,
-                   multiply_abt=multiply_abt, accumulate_ab=accumulate_ab,
+                   multiply_two=multiply_two, accumulate_one=accumulate_one,
                    accumulate_two=accumulate_two)
 
 # ---- Operations on tiles, path wgmma, for D = 64 and D = 128
@@ -254,9 +257,10 @@ def mma_tile_ops(D):
 @functools.cache
 def wgmma_tile_ops(D):
     TILE_BYTES, PANELS = sizes_of(D).bytes, D // 64
-    one_abt = wgmma(64, "rows", False, adds="never", K=D)
-    two_abt = wgmma(64, "rows", False, 2, adds="never", K=D)
-    one_ab, two_ab = wgmma(D, "registers", True), wgmma(D, "registers", True, 2)
+    one_abt = wgmma(64, "rows", b_mn=False, adds="never", K=D)
+    two_abt = wgmma(64, "rows", b_mn=False, count=2, adds="never", K=D)
+    one_ab = wgmma(D, "registers", b_mn=True)
+    two_ab = wgmma(D, "registers", b_mn=True, count=2)
 
     @inlined
     def set_up(loads):
@@ -267,7 +271,7 @@ def wgmma_tile_ops(D):
             loads_of_a_pair = u32(2)
             for stage in range(STAGES):
                 mbarrier_init(pipeline.barrier(barriers, stage), loads_of_a_pair)
-            mbarrier_init(pipeline.barrier(barriers, STAGES), u32(loads))
+            mbarrier_init(pipeline.barrier(barriers, STATIONARY_BARRIER), u32(loads))
             mbarrier_fence()
         cuda.syncthreads()                   # the barriers are initialized
         after_previous()
@@ -281,8 +285,8 @@ def wgmma_tile_ops(D):
     @inlined
     def issue_load(barrier, tile, source, row, last, col):
         """source: a tensor map.  Rows beyond the matrix are zeros, and the kernels mask them or do
-        not store their results.  TensorOps.attention sees to it that no rows of another sequence
-        are requested."""
+        not store their results.  `TensorOps.attention_kernels` chooses this path only if no rows
+        of another sequence are requested."""
         if leads_block():
             mbarrier_expect(barrier, TILE_BYTES)
             for p in range(PANELS):
@@ -297,24 +301,24 @@ def wgmma_tile_ops(D):
         cuda.syncthreads()
 
     @inlined
-    def load_fragments(a, tiles, count):
+    def load_fragments(a, stationary, count):
         pass                                 # the products read them from shared memory
 
     @inlined
-    def multiply_one(a, tiles, other):
+    def multiply_one(a, stationary, other):
         s = filled(32, f32(0))
-        one_abt(s, descriptor(tiles), descriptor(other))
+        one_abt(s, descriptor(stationary), descriptor(other))
         return s
 
     @inlined
-    def multiply_abt(a, tiles, first, second):
+    def multiply_two(a, stationary, first, second):
         s = filled(64, f32(0))
-        two_abt(s, descriptor(tiles), descriptor(first), descriptor(tiles + TILE_BYTES),
+        two_abt(s, descriptor(stationary), descriptor(first), descriptor(stationary + TILE_BYTES),
                 descriptor(second))
         return s
 
     @inlined
-    def accumulate_ab(acc, a, tile):
+    def accumulate_one(acc, a, tile):
         one_ab(acc, a, descriptor(tile))
 
     @inlined
@@ -323,7 +327,7 @@ def wgmma_tile_ops(D):
 
     return TileOps(set_up=set_up, fence_map=fence_map, issue_load=issue_load, wait=wait,
                    load_fragments=load_fragments, multiply_one=multiply_one,
-                   multiply_abt=multiply_abt, accumulate_ab=accumulate_ab,
+                   multiply_two=multiply_two, accumulate_one=accumulate_one,
                    accumulate_two=accumulate_two)
 
 def tile_ops(D, hopper):
@@ -399,47 +403,49 @@ def softmax_of(window):
         col_minus_row: the thread's first column minus its first row, both counted in the sequence
         """
         if col_minus_row > -TILE_ROWS:
-            for i in range(32):
+            for i in range(S_REGS):
                 if col_minus_row > i32(8 * which_row(i) - column_of(i)):
                     s[first + i] = -INF32
         if window and col_minus_row <= 8 - window:
-            for i in range(32):
+            for i in range(S_REGS):
                 if col_minus_row <= i32(8 * which_row(i) - column_of(i) - window):
                     s[first + i] = -INF32
 
     @inlined
-    def online_softmax(s, half, acc, ACC_REGS, m, l, col_minus_row, scale2):
-        """One step of the running softmax for one tile of S, s[32 * half:].  S becomes
+    def online_softmax(s, index, acc, ACC_REGS, m, l, col_minus_row, scale2):
+        """One step of the running softmax for one tile of S, s[32 * index:].  S becomes
         2^(scale2 (S - m)), with scale2 = log2(e) / sqrt(D).  The sums in l and acc shrink to the
         new m.
 
-        half             0 or 1: which of the two tiles
+        index            number of the tile, 0 or 1
         acc              the sums of O for both tiles; each has ACC_REGS registers
-        m, l             maximum and sum of each of the thread's four rows, two per tile.  l only
-                         sums the thread's own columns
+        m, l             maximum and sum of each of the thread's four rows, two per tile.  m is of
+                         the whole row.  l only sums the thread's own columns, and forward adds up
+                         those of the quad at the end
         col_minus_row    as for `mask`, for this tile"""
-        top, shrink, first = cuda.local.array(2, f32), cuda.local.array(2, f32), 32 * half
+        top, shrink, first = cuda.local.array(2, f32), cuda.local.array(2, f32), 32 * index
         mask(s, first, col_minus_row)
         for i in range(2):
-            top[i] = m[2 * half + i]
-        for i in range(32):
+            top[i] = m[2 * index + i]
+        for i in range(S_REGS):
             top[which_row(i)] = max(top[which_row(i)], s[first + i])
         for i in range(2):
             top[i] = quad_max(top[i])        # a quad of lanes shares a row
-            shrink[i] = exp2((m[2 * half + i] - top[i]) * scale2)
-            m[2 * half + i] = top[i]
+            shrink[i] = exp2((m[2 * index + i] - top[i]) * scale2)
+            m[2 * index + i] = top[i]
             top[i] *= scale2
-            l[2 * half + i] *= shrink[i]
+            l[2 * index + i] *= shrink[i]
         for i in range(ACC_REGS):
-            acc[half * ACC_REGS + i] *= shrink[which_row(i)]
-        for i in range(32):
+            acc[index * ACC_REGS + i] *= shrink[which_row(i)]
+        for i in range(S_REGS):
             s[first + i] = exp2(s[first + i] * scale2 - top[which_row(i)])
-            l[2 * half + which_row(i)] += s[first + i]
+            l[2 * index + which_row(i)] += s[first + i]
     return mask, online_softmax
 
 @inlined
 def store_neighbours(out, low, high, row, col):
-    """Stores the two neighbours that this thread has of columns col to col + 7 of a row."""
+    """Stores the two neighbours that this thread has of columns col to col + 7 of a row.  The rows
+    of `out` follow each other in memory."""
     col += first_column()
     store_pair(global_address(out) + u64(2 * (row * out.shape[1] + col)), pack_bf16(low, high))
 
@@ -496,8 +502,8 @@ def tensor_attention_forward(D, hopper, window, TILES):
     NO_MAXIMUM = LOWEST if window else -INF32
 
     @inlined
-    def multiply_both(q, tiles, k_tile):
-        return ops.multiply_abt(q, tiles, k_tile, k_tile)
+    def multiply_both(q, stationary, k_tile):
+        return ops.multiply_two(q, stationary, k_tile, k_tile)
 
     multiply = multiply_both if TILES == 2 else ops.multiply_one
 
@@ -517,11 +523,11 @@ def tensor_attention_forward(D, hopper, window, TILES):
         # the thread's rows are r and r + 8, and r + 64 and r + 72; count: pairs of tiles
         r, k0 = t0 + first_row(), first_key(t0)
         count = (min(t0 + BLOCK_ROWS, T) - k0 + 63) // 64
-        stationary = pipeline.barrier(barriers, STAGES)
+        barrier = pipeline.barrier(barriers, STATIONARY_BARRIER)
         for i in range(TILES):
-            ops.issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
+            ops.issue_load(barrier, smem + u32(i * TILE_BYTES), qkv, row0 + t0 + 64 * i, last,
                            h * D)
-        ops.wait(stationary, 0)              # Q has arrived
+        ops.wait(barrier, 0)                 # Q has arrived
         ops.load_fragments(q, smem, TILES)
         for n in range(PROLOGUE, count):     # n: number of the pair of tiles
             k_tile = ring.pair_at(smem, n)
@@ -539,11 +545,11 @@ def tensor_attention_forward(D, hopper, window, TILES):
             if TILES == 2:
                 ops.accumulate_two(acc, p_pairs, v_tile, v_tile)     # O += P V
             else:
-                ops.accumulate_ab(acc, p_pairs, v_tile)
+                ops.accumulate_one(acc, p_pairs, v_tile)
         for i in range(THREAD_ROWS):
             t, total = r + i // 2 * 64 + i % 2 * 8, quad_sum(l[i])
             if t < T:
-                for j in range(CHUNKS):
+                for j in range(CHUNKS):      # acc[n] and acc[n + 1]: tile i // 2, row i % 2
                     n = i // 2 * ACC_REGS + j * 4 + i % 2 * 2
                     store_neighbours(o, acc[n] / total, acc[n + 1] / total, row0 + t, h * D + 8 * j)
                 if first_column() == 0:
@@ -575,17 +581,17 @@ def tensor_attention_dq(D, hopper, window):
         row0, t0, last = rows_of_block(64, T)
         G = (dqkv.shape[1] - HD) // (2 * D)
         k_col, r = HD + h * G // H * D, t0 + first_row()         # the thread's rows: r and r + 8
-        stationary, k0 = pipeline.barrier(barriers, STAGES), first_key(t0)
+        barrier, k0 = pipeline.barrier(barriers, STATIONARY_BARRIER), first_key(t0)
         count = (min(t0 + 64, T) - k0 + 63) // 64
         # O lies where the first tile of K comes later
         do_tile, o_tile = smem + TILE_BYTES, smem + u32(2 * TILE_BYTES)
-        ops.issue_load(stationary, smem, qkv, row0 + t0, last, h * D)
-        ops.issue_load(stationary, do_tile, do, row0 + t0, last, h * D)
-        ops.issue_load(stationary, o_tile, o, row0 + t0, last, h * D)
-        ops.wait(stationary, 0)              # Q, dO and O have arrived
+        ops.issue_load(barrier, smem, qkv, row0 + t0, last, h * D)
+        ops.issue_load(barrier, do_tile, do, row0 + t0, last, h * D)
+        ops.issue_load(barrier, o_tile, o, row0 + t0, last, h * D)
+        ops.wait(barrier, 0)                 # Q, dO and O have arrived
         load_a(a, 0, o_tile)
         load_a(a, A_REGS, do_tile)
-        for i in range(A_REGS):
+        for i in range(A_REGS):              # even registers of A have row r, odd ones row r + 8
             u, v = a[i], a[A_REGS + i]       # a pair of O, and a pair of dO
             delta_of_row[i % 2] += value(u16(u)) * value(u16(v)) + (
                 value(u16(u >> u32(16))) * value(u16(v >> u32(16))))
@@ -603,7 +609,7 @@ def tensor_attention_dq(D, hopper, window):
             if n < 0:
                 continue
             # S = Q K^T in the first S_REGS registers, dP = dO V^T in the others
-            s_dp = ops.multiply_abt(a, smem, k_tile, k_tile + TILE_BYTES)
+            s_dp = ops.multiply_two(a, smem, k_tile, k_tile + TILE_BYTES)
             mask(s_dp, 0, i32(k0 + n * 64 + first_column() - r))
             ds = s_dp                        # in the registers of S: P (dP - delta).  store_rotated
                                              # multiplies by `scale`
@@ -612,7 +618,7 @@ def tensor_attention_dq(D, hopper, window):
                 ds[i] = p * (s_dp[S_REGS + i] - delta_of_row[which_row(i)])
             for i in range(S_REGS // 2):
                 ds_pairs[i] = pack_bf16(ds[2 * i], ds[2 * i + 1])
-            ops.accumulate_ab(acc, ds_pairs, k_tile)                 # dQ += dS K
+            ops.accumulate_one(acc, ds_pairs, k_tile)                # dQ += dS K
         for i in range(2):
             if r + 8 * i < T:
                 store_rotated(dqkv, acc, 2 * i, row0 + r + 8 * i, h * D, cos, sin, r + 8 * i, scale)
@@ -635,7 +641,7 @@ def tensor_attention_dkv(D, hopper, window):
         smem, barriers = ops.set_up(STATIONARY)
         ops.fence_map(qkv)
         ops.fence_map(do)
-        # per stage: lse of 64 queries, then delta of the same queries
+        # for each of the two stages, 128 numbers: lse of 64 queries, then delta of the same queries
         lse_delta = cuda.shared.array(256, f32)
         acc = filled(BOTH_ACC_REGS, f32(0))  # dV, then dK
         a, pairs = cuda.local.array(BOTH_A_REGS, u32), cuda.local.array(S_REGS, u32)   # a: K, V
@@ -644,13 +650,14 @@ def tensor_attention_dkv(D, hopper, window):
         k_col, v_col, scale2 = HD + g * D, HD + (G + g) * D, scale * LOG2E32
         # for each pair of tiles, half of the threads copy a number of lse, the others one of delta
         my_source = global_address(lse) if cuda.threadIdx.x < 64 else global_address(delta)
-        stationary = pipeline.barrier(barriers, STAGES)
+        barrier = pipeline.barrier(barriers, STATIONARY_BARRIER)
         for i in range(2):
-            ops.issue_load(stationary, smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
+            ops.issue_load(barrier, smem + u32(i * TILE_BYTES), qkv, row0 + k0, last,
                            k_col + i * G * D)
-        ops.wait(stationary, 0)              # K and V have arrived
+        ops.wait(barrier, 0)                 # K and V have arrived
         ops.load_fragments(a, smem, 2)
-        end = min(T, k0 + TILE_ROWS - 1 + window) if window else T   # of the queries that see keys
+        # queries k0 to end - 1 attend to keys of this block
+        end = min(T, k0 + TILE_ROWS - 1 + window) if window else T
         next_h, next_t, count = g * group, k0, group * ((end - k0 + 63) // 64)
         for n in range(PROLOGUE, count):     # n: number of the pair of tiles
             t0 = next_t
@@ -672,7 +679,7 @@ def tensor_attention_dkv(D, hopper, window):
             if n < 0:
                 continue
             # S^T = K Q^T in the first S_REGS registers, dP^T = V dO^T in the others
-            s_dp = ops.multiply_abt(a, smem, q_tile, do_tile)
+            s_dp = ops.multiply_two(a, smem, q_tile, do_tile)
             if t0 == k0 or t0 + 64 > T:      # the tile is on the diagonal, or has rows beyond T
                 # the thread's first key - its first query; queries from this one to T
                 key_minus_query = i32(k0 + first_row() - t0 - first_column())
@@ -710,9 +717,9 @@ def tensor_attention(D, hopper, operand=unchanged, window=0, tiles=1):
     `portable_attention`.
     hopper: use the copy engine and `wgmma`.  The function `operand` must then return tensor maps
     of matrices, with boxes of TILE_ROWS rows
-    tiles: `q_tiles` of forward"""
+    tiles: number of tiles of Q per block of forward, as `q_tiles` returns it"""
     kernels = (tensor_attention_forward(D, hopper, window, tiles),
                *(make(D, hopper, window) for make in (tensor_attention_dq, tensor_attention_dkv)))
-    smem = (STATIONARY + 2 * STAGES) * 2 * TILE_ROWS * D + 1024      # 1,024: ALIGNMENT
+    smem = (STATIONARY + 2 * STAGES) * 2 * TILE_ROWS * D + ALIGNMENT
     return Attention(*kernels, operand=operand, rotates=True, block=128, rows=tiles * TILE_ROWS,
                      back_rows=TILE_ROWS, smem=smem, back_smem=smem)

@@ -29,7 +29,7 @@ class Epilogue:
     adds          out += A B instead, in float32.  Several blocks may share a tile then, and each
                   adds its split when it is its turn.  `change` would see only a part of the sum, so
                   such an epilogue must not have one
-    reads_x       whether the product must be given x"""
+    reads_x       whether `change` reads x, so that the caller of `product` must pass it"""
     adds = reads_x = False
 
     def __init__(self, *parameters):

@@ -104,7 +104,7 @@ def mma_operand(of_a, mn):
         Returns the Cursor of the next slice.
 
         first: the Cursor of this slice     stage: the offset of the stage that it goes to"""
-        # rows of the matrix from this one on, counted in 32 bits; 0 if the chunk is beyond the last
+        # number of rows from this one to the end of the matrix; 0 if the chunk is beyond the last
         # column
         rows_left = types.int32(types.int32(source.shape[0]) - first.row if
                                 first.column < types.int32(source.shape[1]) else 0)
@@ -239,16 +239,16 @@ def mma_writer(adds):
 
     @inlined
     def store_rows(out, m0, n0, M, N, staging, warp, lane, add):
-        """out = the warp's sums, from row m0 and column n0"""
+        """out = the warp's sums, from row m0 and column n0     add: not used; as for add_rows"""
         row, chunk = lane // u32(16), lane % u32(16)
         r, c = types.intp(m0 + row), types.intp(n0 + chunk * u32(NEIGHBOURS))
         pitch, rows_left = out.strides[0] >> BYTES_LOG2, types.int32(M - r if c < N else 0)
         store_at = r * pitch + c
         for g in range(0, 64, 16):
             for i in range(8):
-                few = load4(staging, staging_offset(warp, row + u32(g + ROW_STEP * i), chunk))
+                vec = load4(staging, staging_offset(warp, row + u32(g + ROW_STEP * i), chunk))
                 if g + ROW_STEP * i < rows_left:
-                    store4(out, store_at, few)
+                    store4(out, store_at, vec)
                 store_at += ROW_STEP * pitch
 
     @inlined
@@ -263,16 +263,16 @@ def mma_writer(adds):
             # All loads come first, so that their latencies overlap.  There is no `if` for the same
             # reason: a load beyond the edge reads the last numbers of the matrix instead.
             for i in range(8):
-                few = load4(out, min(load_at, last_load))
+                vec = load4(out, min(load_at, last_load))
                 load_at += ROW_STEP * pitch
                 for n in range(NEIGHBOURS):
-                    old[NEIGHBOURS * i + n] = few[n]
+                    old[NEIGHBOURS * i + n] = vec[n]
             for i in range(8):
-                few = load4(staging, staging_offset(warp, row + u32(g + ROW_STEP * i), chunk))
+                vec = load4(staging, staging_offset(warp, row + u32(g + ROW_STEP * i), chunk))
                 for n in range(NEIGHBOURS):
-                    few[n] += old[NEIGHBOURS * i + n] if add else f32(0)
+                    vec[n] += old[NEIGHBOURS * i + n] if add else f32(0)
                 if g + ROW_STEP * i < rows_left:
-                    store4(out, store_at, few)
+                    store4(out, store_at, vec)
                 store_at += ROW_STEP * pitch
 
     write_rows = add_rows if adds else store_rows

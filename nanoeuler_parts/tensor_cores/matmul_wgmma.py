@@ -42,9 +42,10 @@ from nanoeuler_parts.tensor_cores.tiles import (
 #     full[3]      mbarriers: the slices of a stage have landed
 #     empty[3]     mbarriers: both consumers have read the stage
 #
-# A product with few tiles has narrower ones (`tile_columns`).  Its slices of B are smaller, so the
-# ring has more stages.  If the rows of A and B run along K, a slice then has two panels, which are
-# two of the slices above, so that there are half as many waits.
+# A product with few tiles has narrower tiles (`tile_columns`), so that more multiprocessors take
+# part.  Their slices of B are smaller, which leaves room for more stages.  If the rows of A and B
+# run along K, a slice of a narrow tile has twice as many values of k: it consists of two panels,
+# each of which is a slice as above.  The consumers then wait half as often.
 #
 # Slices of A and B flow through the ring.  Phases of full[stage] end when the producer has arrived
 # and the bytes of both slices have landed, phases of empty[stage] when the eight warps of the
@@ -283,7 +284,8 @@ def wgmma_kernel(a_mn, b_mn, epilogue, batched, symmetric, COLUMNS, PANELS):
             z, m, n, first, end = scheduler.locate(piece, tiles, M, N, K, splits)
             while piece < pieces:
                 m += row0_of_half
-                next_tile = z, m, n, first, end  # gives it its type; it is set below
+                next_tile = z, m, n, first, end  # only for Numba, which needs its type here: the
+                                                 # first round of the loop sets it
                 for s in range(first, end):  # the main loop
                     buffer = start + stage * STAGE_BYTES
                     mbarrier_wait(pipeline.barrier(full, stage), parity)

@@ -132,6 +132,7 @@ class TensorOps(Ops):
 
     def attention_forward(self, o, lse, qkv, T, D, window=0):
         kernels = self.attention_kernels(qkv, o, T, D, window)
+        # only the kernels of path wgmma take tensor maps, and only they call `wait_for_previous`
         on_wgmma = kernels and kernels.operand is not unchanged
         with self.launches_of_wgmma() if on_wgmma else contextlib.nullcontext():
             attention_forward(o, lse, qkv, T, D, window, kernels)

@@ -229,12 +229,12 @@ bulk_copy = ptx("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::byt
                 "[$3];", u32, u64, u32, u32)
 
 # ---- Programmatic dependent launch: see `overlapping` in nanoeuler_parts/gpu/launches.py
-wait_for_previous = ptx("griddepcontrol.wait;")          # until the kernel before has ended
+wait_for_previous = ptx("griddepcontrol.wait;")          # until the previous kernel has ended
 let_next_start = ptx("griddepcontrol.launch_dependents;")
 
 @inlined
 def after_previous():
-    """Waits for the kernel before this one, then allows the kernel after it to start."""
+    """Waits for the previous kernel, then allows the next kernel to start."""
     wait_for_previous()
     let_next_start()
 

@@ -31,7 +31,7 @@ from nanoeuler_parts.tensor_cores.ptx import (
 #     6  7  8
 #
 # Example: `down` in the base preset, with 8 x 512 tokens, is y (4096, 768) = x (4096, 2048) w^T.
-# Because w is (768, 2048), B is not `mn`.  On `wgmma`, a tile is 128 x 256: there are 32 x 3 tiles
+# Because w is (768, 2048), b_mn is False.  On `wgmma`, a tile is 128 x 256: there are 32 x 3 tiles
 # in two bands.  Piece 0 is y[0:128, 0:256], and piece 1 is y[128:256, 0:256].  Piece 16 begins the
 # next column, y[0:128, 256:512].  A tile is the sum of 2048 / 64 = 32 products of slices, of
 # A (128, 64) and B^T (256, 64).
@@ -67,8 +67,9 @@ def tile_at(piece, M, N, K, splits, tile_rows, tile_columns, slice_k):
 # of the sums.  A tile has one semaphore for the turns in `mma`, and two in `wgmma`, one for each
 # warpgroup that stores.
 #
-# A block waits for the earlier splits of its tile.  The blocks of these must already run, or it
-# would wait for ever.  CUDA does not promise that blocks begin in the order of their numbers.
+# A block waits for the earlier splits of its tile.  If the blocks that compute these could only
+# start after it has ended, it would wait forever.  CUDA does not promise that blocks start in the
+# order of their numbers.
 #
 #     mma      A block computes one piece.  It does not take the piece of its block number, but the
 #              next one of a counter: all earlier pieces then belong to blocks that run.
