@@ -18,7 +18,7 @@ from oracles.threads_of_a_block import Block
 from nanoeuler_parts.decode.sampling import AT_A_TIME, largest_of, sample_one
 from nanoeuler_parts.gpu.launches import inlined
 
-FIELDS = ne.SampleRequest._fields
+STALE = (1 << 64) - 1                        # an entry of an earlier step: key and token
 
 
 @inlined
@@ -32,10 +32,10 @@ def on_block(z, draw):
     """(the sampled token, the tokens that were looked at again)"""
     at_once = 4 * AT_A_TIME
     room = -(-len(z) // (4 * at_once)) * 4 * at_once
-    token, odds, listed = [-1], [math.nan] * room, [0] * room
+    token, odds, listed = [-1], [math.nan] * room, [STALE] * room
     Block(4).run(sampled, token, z, odds, listed, len(z), list(map(float, draw)),
                  LISTED_AT_A_TIME=at_once)
-    return token[0], sorted(entry & 0xFFFFFFFF for entry in listed if entry)
+    return token[0], sorted(entry & 0xFFFFFFFF for entry in listed if entry not in (0, STALE))
 
 
 def on_cpu(z, draw):
