@@ -1444,6 +1444,12 @@ def prompt_ids(prompt, state, tokenizer):
     return np.array([start, *tokenizer.encode(f"user\n{prompt}"), stop, *tokenizer.encode("\n"),
                      start, *tokenizer.encode("assistant\n")]), stop
 
+def replace_bad_characters():
+    """Makes the standard streams replace what they cannot decode or encode, by U+FFFD or ?."""
+    for stream in sys.stdin, sys.stdout, sys.stderr:     # a terminal may support only ASCII
+        with contextlib.suppress(AttributeError):        # None, or a notebook's
+            stream.reconfigure(errors="replace")
+
 def for_terminal(text):
     """Generated text for standard output.  A model must not control a terminal, so at a terminal
     control characters become U+FFFD, and so do those that change the direction of writing.  Tabs
@@ -1493,6 +1499,7 @@ def plain_main(argv=None):
         verb.add_argument("--tokens", type=int, default=200, help="largest number in a reply")
         verb.add_argument("--temperature", type=float, default=0.8,
                           help="0: always the most probable token")
+    replace_bad_characters()
     options = parser.parse_args(argv)
     try:
         if options.verb == "train":
@@ -1508,6 +1515,7 @@ def plain_main(argv=None):
             return 0
         need(0 <= options.temperature < math.inf, f"--temperature: expected 0 or more, found "
              f"{options.temperature}")
+        need(options.tokens >= 0, f"--tokens: expected 0 or more, found {options.tokens}")
         model, choice = read_model(options.file), Choice(options.temperature)
         if options.verb == "generate":
             write_reply(options.prompt, model, choice, options.tokens)
