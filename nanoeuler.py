@@ -918,11 +918,10 @@ def backward(tokens, n_outputs, p, g, a, d, c):
         rmsnorm_backward(dx, dx1, d.norm, x, p.attn_norm[l], a.attn_rstd[l])
     embedding_backward(g.wte, d.x[0], tokens)
 
-def check_ids(tokens, cfg):
-    """Kernels do not check the bounds of arrays, so ids are checked before."""
-    need(0 <= tokens.min() and tokens.max() < cfg.vocab_size,
-         f"expected token ids from 0 to {cfg.vocab_size - 1}, found {tokens.min()} to "
-         f"{tokens.max()}")
+def check_ids(ids, cfg):
+    """Rejects ids that are not in the vocabulary, because kernels check no bounds of arrays."""
+    need(0 <= ids.min() and ids.max() < cfg.vocab_size,
+         f"expected token ids from 0 to {cfg.vocab_size - 1}, found {ids.min()} to {ids.max()}")
 
 # ==== 6 Generation ====
 # Tour: docs/tour/01_talk.md, and 13_answers.md for the KV cache
@@ -1344,7 +1343,9 @@ def read_model(path):
 
         flat = aligned((n_params(cfg),), np.float32)
         for x in llama_tensors(cfg):
-            flat[x.start:x.start + math.prod(x.shape)] = numbers(x.name).ravel()
+            found = numbers(x.name)
+            need(found.shape == x.shape, f"{x.name}: expected shape {x.shape}, found {found.shape}")
+            flat[x.start:x.start + found.size] = found.ravel()
         return cfg, tokenizer, json.loads(meta["state"]), flat
 
 def write_model(path, cfg, tokenizer, state, flat):
@@ -2404,14 +2405,11 @@ class Model:
         cfg, (B, T), P = self.cfg, tokens.shape, self.cfg.n_mtp
         need(0 < T <= cfg.seq_len, f"expected 1 to {cfg.seq_len} tokens per sequence, found {T}")
         weight = token_weights(weight, (B, P, T))
-        for x in (tokens, targets):          # kernels do not check array bounds
-            need(x is None or x.max() < cfg.vocab_size,
-                 f"expected token ids from 0 to {cfg.vocab_size - 1}, found a larger one")
-        need(tokens.min() >= 0,
-             f"expected token ids from 0 to {cfg.vocab_size - 1}, found a negative one")
+        check_ids(tokens, cfg)
         if targets is None:
             targets = np.full((P, B, T), -1, np.int32)
         else:
+            check_ids(np.maximum(targets, 0), cfg)
             T = length_used(targets)
             tokens, targets, weight = tokens[:, :T], targets[:, :, :T], weight[:, :, :T]
         self.prepare(B, T)

@@ -557,8 +557,8 @@ def test_memory_is_kept_for_the_largest_batch():
 
 
 @pytest.mark.parametrize("tokens, targets, words", [
-    ([[29]], None, "ids from 0 to 28, found a larger"), ([[-1]], None, "0 to 28, found a negative"),
-    ([[0]], [[[29]]] * 4, "ids from 0 to 28, found a larger"),
+    ([[29]], None, "ids from 0 to 28, found 29 to 29"), ([[-1]], None, "0 to 28, found -1 to"),
+    ([[0]], [[[29]]] * 4, "ids from 0 to 28, found 29 to 29"),
     ([[0] * 41], None, "1 to 40 tokens per sequence, found 41"),
     ([[]], None, "1 to 40 .*, found 0")])
 def test_what_is_no_sequence_of_this_model_is_refused(tokens, targets, words):

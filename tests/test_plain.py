@@ -201,6 +201,22 @@ def test_another_file_is_rejected(tmp_path, content):
         ne.read_model(str(tmp_path / "x"))
 
 
+@pytest.mark.parametrize("shape", [[1, 1], [6, 260]])
+def test_a_tensor_of_another_shape_is_rejected(tmp_path, shape):
+    """One number would fill the whole embedding, and a transposed one would mix its entries."""
+    cfg, file = ne.Config(**TINY | {"vocab_size": 260}), str(tmp_path / "x.bin")
+    ne.write_model(file, cfg, bpe.train(b"abab", 260, bpe.SPECIALS), {}, ne.init_params(cfg, 1))
+    content = (tmp_path / "x.bin").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:8 + length])
+    entry = header["model.embed_tokens.weight"]
+    entry |= {"shape": shape, "data_offsets": [0, 4 * math.prod(shape)]}
+    text = json.dumps(header).encode()
+    (tmp_path / "x.bin").write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length:])
+    with pytest.raises(bpe.UserError, match=r"embed_tokens.weight: expected shape \(260, 6\)"):
+        ne.read_model(file)
+
+
 # ---- validation
 @pytest.mark.parametrize("n", range(150, 190))
 def test_bits_per_byte_are_those_of_the_whole_held_out_text(n, capsys):
