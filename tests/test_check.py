@@ -89,7 +89,7 @@ MUTANTS = {
     "attn_proj from the wrong step": ("d.x[:, 2 * l + 1], a.att[:, l]",
                                       "d.x[:, 2 * l + 2], a.att[:, l]"),
     "down from the wrong step": ("d.x[:, 2 * l + 2], a.swiglu", "d.x[:, 2 * l + 1], a.swiglu"),
-    "heads after the first ignored": ("in range(batch.outputs):\n            tiled_matmul_add(dy",
+    "heads after the first ignored": ("in range(batch.n_outputs):\n            tiled_matmul_add(dy",
                                       "in range(1):\n            tiled_matmul_add(dy"),
     "adjoint of the wrong step": ("rmsnorm_backward(dx, dx1, dnorm",
                                   "rmsnorm_backward(dx, d.x[b, 2 * l + 2, t0:t1], dnorm"),

@@ -417,7 +417,7 @@ def test_the_parts_of_the_parameters():
     assert {name for name in roles if roles[name] == "matrix"} == {*ne.Params._fields[ne.MATRICES]}
     assert all((x.std > 0) == x.decays == (x.role == "matrix") for x in table)
     assert (*ne.Params._fields[ne.OF_LAYERS], "lm_head") == packed._fields
-    assert set(ne.Params._fields[ne.VECTORS]) <= set(ne.Dacts._fields)
+    assert set(ne.Params._fields[ne.VECTORS]) <= set(ne.KeptGrads._fields)
 
 
 @pytest.mark.parametrize("tied, n_mtp", [(False, 3), (True, 3), (True, 1)])
@@ -510,7 +510,7 @@ def test_heads_that_are_left_out(tied):
     cfg = replace(BASE, tie_embeddings=tied)
     flat, (tokens, targets) = random_flat(cfg, 1), batch(cfg, 3, 11, 2)
     some, every = ne.Model(cfg, flat.copy()), ne.Model(cfg, flat)
-    losses = some.run(ne.GRADIENT, tokens, targets, [0.7, 0.2, 0, 0], outputs=2)
+    losses = some.run(ne.GRADIENT, tokens, targets, [0.7, 0.2, 0, 0], n_outputs=2)
     expected = every.run(ne.GRADIENT, tokens, targets, [0.7, 0.2, 0, 0])
     assert losses.shape == (3, 2) and np.array_equal(losses, expected[:, :2])
     assert every.g_flat.any() and np.allclose(some.g_flat, every.g_flat, rtol=1e-13, atol=1e-15)
