@@ -318,7 +318,7 @@ def param_table(cfg):
     starts = itertools.accumulate((math.prod(x.shape) for x in table), initial=0)
     return [x._replace(start=start) for x, start in zip(table, starts)]
 
-TABLE = param_table(PRESETS["small"])        # for properties that all models share
+TABLE = param_table(PRESETS["small"])        # names, roles and axes are those of all models
 Params = namedtuple("Params", [x.name for x in TABLE])
 
 def slices(flat, shapes):
@@ -635,18 +635,18 @@ def attention_forward(o, lse, qkv, t0, H, G, D, window):
         q0, k0, v0 = columns_of_head(h, H, G, D)
         for t in range(t0, T):
             first = max(0, t + 1 - window)
-            q, most = qkv[t, q0:q0 + D], number(-np.inf)
+            q, m = qkv[t, q0:q0 + D], number(-np.inf)    # m: the largest score
             for j in range(first, t + 1):    # p holds the scores s at first
                 k, s = qkv[j, k0:k0 + D], number(0)
                 for i in range(D):
                     s += q[i] * k[i]
                 p[j] = s * scale
-                most = larger(p[j], most)
+                m = larger(p[j], m)
             total = number(0)
-            for j in range(first, t + 1):    # e^(s - most) does not overflow
-                p[j] = exp(p[j] - most)
+            for j in range(first, t + 1):    # e^(s - m) does not overflow
+                p[j] = exp(p[j] - m)
                 total += p[j]
-            lse[h, t] = most + number(math.log(total))
+            lse[h, t] = m + number(math.log(total))
             out = o[t, q0:q0 + D]
             out[:] = 0
             for j in range(first, t + 1):
@@ -743,11 +743,11 @@ def cross_entropy(nll, logits, targets, weight):
             nll[t] = 0
             row[:] = 0
             continue
-        most, of_target = row_max(row), row[y]
+        m, of_target = row_max(row), row[y]
         for v in range(V):
-            row[v] = exp(row[v] - most)
+            row[v] = exp(row[v] - m)
             total += row[v]
-        nll[t] = most - of_target + math.log(total)
+        nll[t] = m - of_target + math.log(total)
         scale = logits.dtype.type(weight[t])
         norm = scale / total
         for v in range(V):
@@ -1240,8 +1240,9 @@ def train(run, stopped=()):
         weights(tokens, targets)       the factor of each cross-entropy in the loss, (B, P) or
                                        (B, P, T)
         hyper(step)                    the settings of the optimizer
-        updating()                     a context: an error within it leaves parameters and step
-                                       that do not fit, so that they must not be saved
+        updating()                     a context in which parameters and step change together:
+                                       after an error within it they may not match, and must not
+                                       be saved
         record(losses, norm, hyper, seconds)     writes the log; ends a run whose loss, or the
                                        norm of whose gradient, is not finite
         due(what)                      is it time to "validate" or to "save"?
@@ -1389,10 +1390,10 @@ class PlainRun:
         self.cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)
         self.model = PlainModel(self.cfg, init_params(self.cfg, seed=1))
         T, P = self.cfg.seq_len, self.cfg.n_mtp
-        learned = self.tokenizer.encode(learned)
-        self.batches = Batches(learned, T, P, seed=1)
+        ids = self.tokenizer.encode(learned)
+        self.batches = Batches(ids, T, P, seed=1)
         # the last token before the held-out text predicts its first one
-        tokens = np.append(learned[-1:], self.tokenizer.encode(held_out))
+        tokens = np.append(ids[-1:], self.tokenizer.encode(held_out))
         self.tokens, targets = windows(tokens, range(0, len(tokens) - 1, T), T, P)
         self.targets, self.held_out_bytes = targets[0], len(held_out)
         self.out, self.step, self.n_steps = out, 0, n_steps
@@ -1580,9 +1581,10 @@ else:
 
 # ==== 12 Memory ====
 # This replaces the arrays of section 2.  There one sequence is in memory, in the dtype of the
-# parameters.  The arrays of `Model` hold a batch of sequences, may store numbers in bfloat16, and
-# keep each matrix twice more, in packed panels.  A step then needs more memory, but reads less of
-# it, and in order: bfloat16 halves what a product reads, and a panel lies in memory as it is read.
+# parameters.  The arrays of `Model` hold a batch of sequences, and may store numbers in bfloat16.
+# There are two more copies of each matrix, W and W^T, in packed panels.  A step then needs more
+# memory, but reads less of it, and in order: bfloat16 halves what a product reads, and a panel lies
+# in memory as it is read.
 #
 # ---- panels
 # A product in tiles (13) reads `width` neighbouring numbers of row 0 of b, then of row 1, and so
@@ -1954,13 +1956,14 @@ def blocked_attention_backward(dqkv, do, o, lse, qkv, c, g0, g1, scratch):
 #         tiled_matmul(y[t0:t1], x[t0:t1], w)
 #
 # The T rows are cut into parts.  A free thread takes the next part, and no thread leaves the loop
-# before all parts are done.  A thread that has the sequence for itself takes a single part, with
+# before all parts are done.  If a single thread works on the sequence, each loop is one part, with
 # all rows.  Products and norms are shared by rows, attention by heads, and sums over rows by
-# columns.  One thread computes each number, in the order of a single-threaded run.  A thread waits
-# only for parts that other threads have begun, so any number of threads may join, at any time.
+# columns.  Each number is computed by one thread, in the order of a single-threaded run.  A thread
+# waits only for parts that other threads have begun, so any number of threads may join, at any
+# time.
 #
-# Example: two threads share a sequence, and each loop has two parts.  The parts are numbered
-# through all loops, so loop 0 has parts 0 and 1, loop 1 has parts 2 and 3.
+# Example: two threads share a sequence, and each loop has two parts.  The numbers of the parts
+# continue from loop to loop, so loop 0 has parts 0 and 1, loop 1 has parts 2 and 3.
 #     thread 0    takes part 0
 #     thread 1    joins, takes part 1, is faster, and waits until part 0 is done
 #     both        enter loop 1
@@ -2360,9 +2363,10 @@ class Model:
         self.wt = self.new(panel_shapes(cfg, self.dtype, transposed=True))
         self.tasks = task_table(cfg)
         self.constants = constants_of(cfg, flat.dtype)
-        self.shape = None                    # (B, T, threads) of a, d and scratch, see `prepare`
+        self.a = self.d = self.scratch = None    # made by `prepare`, for the first pass
+        self.shape = None                    # (B, T, threads) of a, d and scratch
         self.memory = []                     # the arrays that a, d and scratch are views of
-        self.muon_scratch = None             # allocated when Muon is first used
+        self.matrices = self.muon_scratch = None         # made when Muon is first used
         self.pack()
 
     def new(self, shapes, held=None):
@@ -2565,6 +2569,8 @@ class Model:
         for kind, group in (("parameter", self.p), ("activation", self.a),
                             ("gradient of activation", self.d),
                             ("gradient of parameter", self.g)):
+            if group is None:                # no pass was computed yet
+                continue
             for name, x in zip(group._fields, map(self.host, group)):
                 finite = np.isfinite(x)
                 if not finite.all():

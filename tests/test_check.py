@@ -149,7 +149,7 @@ PLAIN_MUTANTS = {
     "attention, not causal": ("range(max(0, t + 1 - window), t + 1):",
                               "range(max(0, t + 1 - window), T):"),
     "attention, a longer window": ("range(max(0, t + 1 - window)", "range(max(0, t - window)"),
-    "attention, lse": ("lse[h, t] = most +", "lse[h, t] = 0.9 * most +"),
+    "attention, lse": ("lse[h, t] = m +", "lse[h, t] = 0.9 * m +"),
     "attention without its sum": ("ds = p * (dp - do_o)", "ds = p * dp"),
     "attention, dq from v": ("dq[i] += ds * k[i]", "dq[i] += ds * v[i]"),
     "attention, dk overwrites": ("dk[i] += ds", "dk[i] = ds"),

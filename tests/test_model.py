@@ -305,6 +305,7 @@ def test_a_nan_in_a_parameter_reaches_the_losses_and_is_named(name, at, dtype):
     model = ne.Model(BASE, random_flat(BASE, 18, dtype))
     tokens, targets = batch(BASE, 2, 40, 19)
     tokens[:, 0] = 5                         # the row of the embedding that is spoiled
+    assert model.first_bad_tensor() == "the loss is not finite"      # before the first pass, too
     getattr(model.p, name)[at] = np.nan
     model.pack()
     losses = model.run(ne.GRADIENT, tokens, targets)
