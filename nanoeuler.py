@@ -318,7 +318,7 @@ def param_table(cfg):
     starts = itertools.accumulate((math.prod(x.shape) for x in table), initial=0)
     return [x._replace(start=start) for x, start in zip(table, starts)]
 
-TABLE = param_table(PRESETS["small"])        # for properties that all models share
+TABLE = param_table(PRESETS["small"])        # names, roles and axes are those of all models
 Params = namedtuple("Params", [x.name for x in TABLE])
 
 def slices(flat, shapes):
@@ -407,8 +407,9 @@ def zeros(shapes, dtype):
 # Softmax, SwiGLU and the loss take exponentials of most of their numbers, so exp has to be fast.
 #
 # Cephes' expf splits x = n ln 2 + r, |r| <= ln 2 / 2, so that e^x = 2^n e^r.  A polynomial in r
-# gives e^r, and the exponent's bits give 2^n.  The relative error is 3e-7 on [-87, 88].  The
-# vectorized code takes 0.3 ns per number, a scalar libm call 1.7 ns.
+# gives e^r, and the exponent's bits give 2^n.  The relative error is 3e-7 on [-87, 88].  Arguments
+# outside are clamped to the nearer end: e^-inf becomes 1e-38, so code that masks an entry sets its
+# weight to 0.  The vectorized code takes 0.3 ns per number, a scalar libm call 1.7 ns.
 E0, E1, E2, E3, E4, E5 = map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3,
                                           4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1))
 LOG2E, LN2_HI, LN2_LO, EXP_MIN, EXP_MAX, ONE, HALF = map(np.float32, (
@@ -526,9 +527,9 @@ def rmsnorm_forward(y, rstd, x, gain, eps):
 @jit
 def rmsnorm_backward(dx, dnext, dy, x, gain, rstd):
     """u = x * rstd:   dx = dnext + rstd * (gain*dy - u * mean_c(gain*dy*u))
-    dx, dnext, dy, x (T, C), gain (C,), rstd (T,).  x enters this norm, and is added again behind
-    the branch that begins here.  dnext is the gradient of that second use, to which the gradient
-    through the norm is added.  dx may be the same array as dnext."""
+    dx, dnext, dy, x (T, C), gain (C,), rstd (T,).  x is used twice: this norm is the first op of a
+    branch f, and x is added to the branch's output, next = x + f(x).  dnext is the gradient of that
+    sum, and so of the second use.  dx may be the same array as dnext."""
     T, C = x.shape
     for t in range(T):
         r, total = rstd[t], x.dtype.type(0)
@@ -558,12 +559,14 @@ def rope_frequency(cfg):
 def kept_of_frequency(cfg, frequency):
     """RoPE scaling stretches a model that was trained with rope_original tokens to a longer
     context.  A frequency becomes kept * frequency + (1 - kept) * frequency / rope_factor: low ones
-    are divided, and high ones, which tell neighbours apart, may be kept.  Returns kept (D / 2,).
-        linear      all are divided                                     Chen et al. 2023
-        llama3      by the number of turns in rope_original tokens: below rope_low divided, above
-                    rope_high kept, a straight line between             Llama Team 2024
-        yarn        a straight line over the pairs i, from the pair with rope_high turns to the one
-                    with rope_low; cos and sin are multiplied by rope_attention     Peng et al. 2023
+    are divided, and high ones, which tell neighbours apart, may be kept.  Returns kept (D / 2,),
+    numbers from 0 to 1.  `turns` are the full turns of a pair within rope_original tokens.
+        linear      kept is 0 for all pairs                             Chen et al. 2023
+        llama3      kept grows linearly with the turns, from 0 at rope_low turns to 1 at rope_high
+                    turns                                               Llama Team 2024
+        yarn        kept falls linearly with the pair's number i, from 1 at the pair with rope_high
+                    turns to 0 at the pair with rope_low turns; cos and sin are multiplied by
+                    rope_attention                                      Peng et al. 2023
     """
     D, low, high = cfg.head_dim, cfg.rope_low, cfg.rope_high
     if cfg.rope_scaling == "linear":
@@ -632,18 +635,18 @@ def attention_forward(o, lse, qkv, t0, H, G, D, window):
         q0, k0, v0 = columns_of_head(h, H, G, D)
         for t in range(t0, T):
             first = max(0, t + 1 - window)
-            q, most = qkv[t, q0:q0 + D], number(-np.inf)
+            q, m = qkv[t, q0:q0 + D], number(-np.inf)    # m: the largest score
             for j in range(first, t + 1):    # p holds the scores s at first
                 k, s = qkv[j, k0:k0 + D], number(0)
                 for i in range(D):
                     s += q[i] * k[i]
                 p[j] = s * scale
-                most = larger(p[j], most)
+                m = larger(p[j], m)
             total = number(0)
-            for j in range(first, t + 1):    # e^(s - most) does not overflow
-                p[j] = exp(p[j] - most)
+            for j in range(first, t + 1):    # e^(s - m) does not overflow
+                p[j] = exp(p[j] - m)
                 total += p[j]
-            lse[h, t] = most + number(math.log(total))
+            lse[h, t] = m + number(math.log(total))
             out = o[t, q0:q0 + D]
             out[:] = 0
             for j in range(first, t + 1):
@@ -688,13 +691,12 @@ def attention_backward(dqkv, do, o, lse, qkv, H, G, D, window):
                     dv[i] += p * do_t[i]
 
 # ==== 4.6 SwiGLU ====
-# Tour: docs/tour/07_euler.md
+# Tour: docs/tour/07_euler.md (forward) and 09_backward.md
 # SwiGLU is the nonlinearity of the second half of a layer, between the products gate_up and down.
 @jit
 def swiglu_forward(y, gate_up):
     """y = silu(gate) * up,   silu(z) = z / (1 + e^-z)      Shazeer 2020, eq. 6
-    out: y (T, F)     in: gate_up (T, 2F), gate first
-    Explained in docs/tour/07_euler.md, its gradient in 09_backward.md"""
+    out: y (T, F)     in: gate_up (T, 2F), gate first"""
     T, F = y.shape
     for t in range(T):
         row, gate, up = y[t], gate_up[t, :F], gate_up[t, F:]
@@ -741,11 +743,11 @@ def cross_entropy(nll, logits, targets, weight):
             nll[t] = 0
             row[:] = 0
             continue
-        most, of_target = row_max(row), row[y]
+        m, of_target = row_max(row), row[y]
         for v in range(V):
-            row[v] = exp(row[v] - most)
+            row[v] = exp(row[v] - m)
             total += row[v]
-        nll[t] = most - of_target + math.log(total)
+        nll[t] = m - of_target + math.log(total)
         scale = logits.dtype.type(weight[t])
         norm = scale / total
         for v in range(V):
@@ -874,7 +876,7 @@ def forward(tokens, t0, n_outputs, p, a, c):
 @jit
 def loss(nll, targets, weight, a):
     """nll (P, T): the cross-entropy of each head at each position, in nats.  Replaces the logits by
-    their gradients, those of sum_kt weight[k, t] * nll[k, t].     targets, weight (P, T)"""
+    the gradients of sum_kt weight[k, t] * nll[k, t].     targets, weight (P, T)"""
     for k in range(len(nll)):
         cross_entropy(nll[k], a.logits[k], targets[k], weight[k])
 
@@ -918,11 +920,10 @@ def backward(tokens, n_outputs, p, g, a, d, c):
         rmsnorm_backward(dx, dx1, d.norm, x, p.attn_norm[l], a.attn_rstd[l])
     embedding_backward(g.wte, d.x[0], tokens)
 
-def check_ids(tokens, cfg):
-    """Kernels do not check the bounds of arrays, so ids are checked before."""
-    need(0 <= tokens.min() and tokens.max() < cfg.vocab_size,
-         f"expected token ids from 0 to {cfg.vocab_size - 1}, found {tokens.min()} to "
-         f"{tokens.max()}")
+def check_ids(ids, cfg):
+    """Rejects ids that are not in the vocabulary, because kernels check no bounds of arrays."""
+    need(0 <= ids.min() and ids.max() < cfg.vocab_size,
+         f"expected token ids from 0 to {cfg.vocab_size - 1}, found {ids.min()} to {ids.max()}")
 
 # ==== 6 Generation ====
 # Tour: docs/tour/01_talk.md, and 13_answers.md for the KV cache
@@ -983,7 +984,8 @@ def generate(decoder, prompt, n, rng, sampling, end=None):
         ids = [token]
 
 class PlainDecoder:
-    """Reads a text, some tokens at a time.  `forward` computes the new tokens alone."""
+    """Reads a text, some tokens at a time.  Each step computes only its new tokens, because the
+    keys and values of earlier ones stay in self.a.qkv (see `forward`)."""
 
     def __init__(self, cfg, flat):
         """flat (N,): the parameters, in the order of `param_table`"""
@@ -1076,7 +1078,7 @@ def adamw_update(p, g, m, v, n_decay, hyper, scale):
     old2, new2 = dtype(hyper.beta2), dtype(1 - hyper.beta2)
     for i in prange(blocks):
         start, end = i * N // blocks, (i + 1) * N // blocks
-        # Where matrices end and gains begin, which do not decay, a block has two parts
+        # The block in which the matrices end has two parts, because gains do not decay
         middle = min(max(n_decay, start), end)
         matrices = start, middle, hyper.lr * hyper.weight_decay
         gains = middle, end, 0.0
@@ -1238,8 +1240,9 @@ def train(run, stopped=()):
         weights(tokens, targets)       the factor of each cross-entropy in the loss, (B, P) or
                                        (B, P, T)
         hyper(step)                    the settings of the optimizer
-        updating()                     a context: an error within it leaves parameters and step
-                                       that do not fit, so that they must not be saved
+        updating()                     a context in which parameters and step change together:
+                                       after an error within it they may not match, and must not
+                                       be saved
         record(losses, norm, hyper, seconds)     writes the log; ends a run whose loss, or the
                                        norm of whose gradient, is not finite
         due(what)                      is it time to "validate" or to "save"?
@@ -1273,10 +1276,12 @@ def train(run, stopped=()):
 # JSON, and the numbers.  The names are those of a Llama, so that other programs can read them.  The
 # header also holds the configuration, the tokenizer, and a checksum of what follows the length.
 # `read_model` does not verify it; nanoeuler_parts/checkpoint does.
-LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start part_of")   # part_of: see Tensor
+# part_of: the name of the Tensor that it is a part of
+LlamaTensor = namedtuple("LlamaTensor", "name gguf shape start part_of")
 
 # For each tensor, the matrices that are stacked in one layer or head of it, from top to bottom:
-# (rows, name in a Llama, name in GGUF, the format of llama.cpp).  Without rows it is one matrix.
+# (number of rows, name in a Llama, name in GGUF, the format of llama.cpp).  If the number of rows
+# is "", the tensor is a single matrix with all rows.
 FILE_NAMES = {
     "wte":        [("", "model.embed_tokens", "token_embd")],
     "qkv":        [("HD", "self_attn.q_proj", "attn_q"), ("GD", "self_attn.k_proj", "attn_k"),
@@ -1344,7 +1349,9 @@ def read_model(path):
 
         flat = aligned((n_params(cfg),), np.float32)
         for x in llama_tensors(cfg):
-            flat[x.start:x.start + math.prod(x.shape)] = numbers(x.name).ravel()
+            found = numbers(x.name)
+            need(found.shape == x.shape, f"{x.name}: expected shape {x.shape}, found {found.shape}")
+            flat[x.start:x.start + found.size] = found.ravel()
         return cfg, tokenizer, json.loads(meta["state"]), flat
 
 def write_model(path, cfg, tokenizer, state, flat):
@@ -1383,10 +1390,10 @@ class PlainRun:
         self.cfg = replace(cfg, vocab_size=self.tokenizer.vocab_size)
         self.model = PlainModel(self.cfg, init_params(self.cfg, seed=1))
         T, P = self.cfg.seq_len, self.cfg.n_mtp
-        learned = self.tokenizer.encode(learned)
-        self.batches = Batches(learned, T, P, seed=1)
+        ids = self.tokenizer.encode(learned)
+        self.batches = Batches(ids, T, P, seed=1)
         # the last token before the held-out text predicts its first one
-        tokens = np.append(learned[-1:], self.tokenizer.encode(held_out))
+        tokens = np.append(ids[-1:], self.tokenizer.encode(held_out))
         self.tokens, targets = windows(tokens, range(0, len(tokens) - 1, T), T, P)
         self.targets, self.held_out_bytes = targets[0], len(held_out)
         self.out, self.step, self.n_steps = out, 0, n_steps
@@ -1444,6 +1451,12 @@ def prompt_ids(prompt, state, tokenizer):
     return np.array([start, *tokenizer.encode(f"user\n{prompt}"), stop, *tokenizer.encode("\n"),
                      start, *tokenizer.encode("assistant\n")]), stop
 
+def replace_bad_characters():
+    """Makes the standard streams replace what they cannot decode or encode, by U+FFFD or ?."""
+    for stream in sys.stdin, sys.stdout, sys.stderr:     # a terminal may support only ASCII
+        with contextlib.suppress(AttributeError):        # None, or a notebook's
+            stream.reconfigure(errors="replace")
+
 def for_terminal(text):
     """Generated text for standard output.  A model must not control a terminal, so at a terminal
     control characters become U+FFFD, and so do those that change the direction of writing.  Tabs
@@ -1493,6 +1506,7 @@ def plain_main(argv=None):
         verb.add_argument("--tokens", type=int, default=200, help="largest number in a reply")
         verb.add_argument("--temperature", type=float, default=0.8,
                           help="0: always the most probable token")
+    replace_bad_characters()
     options = parser.parse_args(argv)
     try:
         if options.verb == "train":
@@ -1508,6 +1522,7 @@ def plain_main(argv=None):
             return 0
         need(0 <= options.temperature < math.inf, f"--temperature: expected 0 or more, found "
              f"{options.temperature}")
+        need(options.tokens >= 0, f"--tokens: expected 0 or more, found {options.tokens}")
         model, choice = read_model(options.file), Choice(options.temperature)
         if options.verb == "generate":
             write_reply(options.prompt, model, choice, options.tokens)
@@ -1566,9 +1581,10 @@ else:
 
 # ==== 12 Memory ====
 # This replaces the arrays of section 2.  There one sequence is in memory, in the dtype of the
-# parameters.  The arrays of `Model` hold a batch of sequences, may store numbers in bfloat16, and
-# keep each matrix twice more, in packed panels.  A step then needs more memory, but reads less of
-# it, and in order: bfloat16 halves what a product reads, and a panel lies in memory as it is read.
+# parameters.  The arrays of `Model` hold a batch of sequences, and may store numbers in bfloat16.
+# There are two more copies of each matrix, W and W^T, in packed panels.  A step then needs more
+# memory, but reads less of it, and in order: bfloat16 halves what a product reads, and a panel lies
+# in memory as it is read.
 #
 # ---- panels
 # A product in tiles (13) reads `width` neighbouring numbers of row 0 of b, then of row 1, and so
@@ -1639,7 +1655,7 @@ def entries_of(cfg, optimizer):
 # of the matrices.  Gradients that enter products (of logits, x, qkv, P, S) stay float32, and
 # `tiled_matmul` rounds them when it reads them.  Parameters, moments, the residual stream, sums and
 # losses also stay float32.
-BF16 = np.dtype(np.uint16)   # bfloat16 is stored as the upper half of a float32
+BF16 = np.dtype(np.uint16)
 PRECISIONS = {"f32": np.dtype(np.float32), "bf16": BF16}
 if not nanoeuler_parts:
     del PRECISIONS["bf16"]
@@ -1651,13 +1667,16 @@ if not nanoeuler_parts:
 #     an empty array         passes a dtype, which cannot be an argument of its own (`operand`, 16)
 
 # ---- arrays of a training step
-# Named tuples of arrays.  Acts are activations, here with a first axis of length B.  Dacts are the
-# gradients that are still needed when all sequences are done.  LayerRows are some rows of one
-# layer's activations (15).  Scratch is the working memory of a thread.  Panels are the matrices,
-# packed for products (12).  MuonScratch is the working memory of a thread in Muon (16).
+# Named tuples of arrays:
+#     Acts           activations, as in section 2, here with a first axis of length B
+#     LayerRows      some rows of one layer's activations (15)
+#     KeptGrads      the gradients that are still needed when all sequences are done
+#     Scratch        working memory of a thread
+#     Panels         the matrices, packed for products
+#     MuonScratch    working memory of a thread in Muon (16)
 LayerRows = namedtuple("LayerRows", "x x1 x2 attn_in attn_rstd qk qk_rstd qkv att mlp_in mlp_rstd "
                                     "gate_up swiglu")
-Dacts = namedtuple("Dacts", "x qkv attn_norm mlp_norm final_norm qkv_bias q_norm k_norm")
+KeptGrads = namedtuple("KeptGrads", "x qkv attn_norm mlp_norm final_norm qkv_bias q_norm k_norm")
 Scratch = namedtuple("Scratch", "dnorm datt dswiglu scores dscores kt vt dy_panels x_panels")
 Panels = namedtuple("Panels", [*Params._fields[OF_LAYERS], "lm_head"])
 MuonScratch = namedtuple("MuonScratch", "y other gram square operand")
@@ -1672,13 +1691,13 @@ def of_batch(B, shapes):
     """The shapes of arrays for B sequences: each gets a first axis of length B."""
     return type(shapes)(*((B, *shape) for shape in shapes))
 
-def dact_shapes(cfg, B, T):
-    """Shapes of the gradients that outlive one sequence's backward pass: x and qkv, which
-    `matrix_gradients` reads, and those of gains and biases, which `Model.run` adds up.  x is the
-    adjoint trajectory: d.x[b, i] = d.x[b, i + 1] + J_i^T d.x[b, i + 1], J_i = df_i/dx."""
+def kept_grad_shapes(cfg, B, T):
+    """Shapes of the gradients that outlive one sequence's backward pass: x (the adjoint trajectory,
+    as in `ActGrads`) and qkv, which `matrix_gradients` reads, and those of gains and biases, which
+    `Model.run` adds up."""
     a = of_batch(B, act_shapes(cfg, T))
     of_vectors = {x.name: (B, *x.shape) for x in param_table(cfg) if not x.decays}
-    return Dacts(x=a.x, qkv=a.qkv, **of_vectors)         # of gains and biases, per sequence
+    return KeptGrads(x=a.x, qkv=a.qkv, **of_vectors)     # of gains and biases, per sequence
 
 def scratch_shapes(cfg, n, T, dtype):
     """Shapes of the scratch memory of n threads, for one sequence each.  dnorm, datt and dswiglu
@@ -1796,8 +1815,8 @@ def weight_gradient(dw, dy, x, n0, dy_panels, x_panels):
     For y = x W^T, these are rows n0 to n1 = n0 + len(dw) of dW, summed in the order of the batch.
     scratch: dy_panels (1, KC, DY_COLUMNS), x_panels (ceil(K / width), KC, width).  In bfloat16 a
     panel row holds a pair of rows, so panels have KC / 2 rows.
-    The entries of a column of dy lie on different pages of memory.  For that reason DY_COLUMNS
-    columns at a time are packed side by side."""
+    The entries of a column of dy lie on different pages of memory.  Reading a page for one number
+    is slow, so DY_COLUMNS neighbouring columns are packed at once."""
     B, T, K = x.shape
     width = TILE_BYTES // dw.itemsize
     for b in range(B):
@@ -1937,13 +1956,14 @@ def blocked_attention_backward(dqkv, do, o, lse, qkv, c, g0, g1, scratch):
 #         tiled_matmul(y[t0:t1], x[t0:t1], w)
 #
 # The T rows are cut into parts.  A free thread takes the next part, and no thread leaves the loop
-# before all parts are done.  A thread that has the sequence for itself takes a single part, with
+# before all parts are done.  If a single thread works on the sequence, each loop is one part, with
 # all rows.  Products and norms are shared by rows, attention by heads, and sums over rows by
-# columns.  One thread computes each number, in the order of a single-threaded run.  A thread waits
-# only for parts that other threads have begun, so any number of threads may join, at any time.
+# columns.  Each number is computed by one thread, in the order of a single-threaded run.  A thread
+# waits only for parts that other threads have begun, so any number of threads may join, at any
+# time.
 #
-# Example: two threads share a sequence, and each loop has two parts.  The parts are numbered
-# through all loops, so loop 0 has parts 0 and 1, loop 1 has parts 2 and 3.
+# Example: two threads share a sequence, and each loop has two parts.  The numbers of the parts
+# continue from loop to loop, so loop 0 has parts 0 and 1, loop 1 has parts 2 and 3.
 #     thread 0    takes part 0
 #     thread 1    joins, takes part 1, is faster, and waits until part 0 is done
 #     both        enter loop 1
@@ -1958,14 +1978,14 @@ def blocked_attention_backward(dqkv, do, o, lse, qkv, c, g0, g1, scratch):
 #     wait_until(counter, i, least)    waits until counter[i] >= least
 
 # A Team is one thread's view of the sequence b that it works on:
-#     share       the number of parts into which a loop is cut; a short loop has fewer
+#     n_parts     the number of parts into which a loop is cut; a short loop has fewer
 #     progress    counters that all threads of the sequence have in common:
 #                     TAKEN, DONE    the number of parts that are taken, and done
 #                     BEGUN          1 from the beginning of the sequence on
 #                     LEADER         the thread that has begun it
 #                     OVER           the number of threads that have finished it
 #     passed      passed[0] is the number of parts in all loops that this thread has entered
-Team = namedtuple("Team", "b share progress passed")
+Team = namedtuple("Team", "b n_parts progress passed")
 TAKEN, DONE, BEGUN, LEADER, OVER = range(5)  # indices into `progress`
 
 @bpe.jit(**{**OPTIONS, "cache": False})         # Numba does not find a cached generator again
@@ -1984,11 +2004,11 @@ def each(team, n):
     wait_until(team.progress, DONE, end)
 
 @bpe.jit(**{**OPTIONS, "cache": False})
-def shared(team, n, step):
+def shared(team, n, unit):
     """Like `each`, but cuts n items into parts, and yields those of this thread as ranges (i0, i1).
-    Their lengths are multiples of step, except for the last part."""
-    steps = (n + step - 1) // step
-    size = (steps + team.share - 1) // team.share * step
+    Their lengths are multiples of unit, except for the last part."""
+    units = (n + unit - 1) // unit
+    size = (units + team.n_parts - 1) // team.n_parts * unit
     for part in each(team, (n + size - 1) // size):
         yield part * size, min(n, (part + 1) * size)
 
@@ -2048,10 +2068,10 @@ def layer_rows(a, b, l, t0, t1):
                      mlp_rstd=a.mlp_rstd[b, l, t0:t1], gate_up=a.gate_up[b, l, t0:t1],
                      swiglu=a.swiglu[b, l, t0:t1])
 
-# A micro-batch: tokens (B, T), targets (P, B, T), weight (B, P, T), and nll (B, outputs, T), which
-# receives the losses; both float64.  outputs: heads 0 to outputs - 1 of the P heads are computed.
+# A micro-batch: tokens (B, T), targets (P, B, T), weight (B, P, T), and nll (B, n_outputs, T),
+# which receives the losses; both float64.  n_outputs: heads 0 to n_outputs - 1 are computed.
 # until: LOGITS, LOSS or GRADIENT, the last thing that is computed.
-Batch = namedtuple("Batch", "tokens targets weight nll outputs until")
+Batch = namedtuple("Batch", "tokens targets weight nll n_outputs until")
 LOGITS, LOSS, GRADIENT = range(3)
 # The network: Params, packed panels of each W and of each W^T, Constants
 Net = namedtuple("Net", "p w wt constants")
@@ -2087,16 +2107,17 @@ def team_forward(team, batch, net, a, scratch):
     for t0, t1 in shared(team, T, MR):
         x, final_in = a.x[b, 2 * L, t0:t1], a.final_in[b, t0:t1]
         rmsnorm_forward(final_in, a.final_rstd[b, t0:t1], x, p.final_norm, eps)
-        for k in range(batch.outputs):
+        for k in range(batch.n_outputs):
             tiled_matmul(a.logits[b, k, t0:t1], final_in, wt.lm_head[k])
 
 @jit
 def team_loss(team, batch, a):
     """Writes nll[b] of sequence b, and replaces a.logits[b] by the gradients of the logits.
-    Validation overwrites the logits too, so training and validation share one summation."""
+    Validation needs no gradients and runs this function too, so that it sums a loss in the same
+    order as training."""
     b, T, nll = team.b, batch.tokens.shape[1], batch.nll
     for t0, t1 in shared(team, T, MR):
-        for k in range(batch.outputs):
+        for k in range(batch.n_outputs):
             cross_entropy(nll[b, k, t0:t1], a.logits[b, k, t0:t1], batch.targets[k, b, t0:t1],
                           batch.weight[b, k, t0:t1])
 
@@ -2113,7 +2134,7 @@ def team_backward(team, batch, net, a, d, scratch):
         dx, dy = d.x[b, 2 * L, t0:t1], dnorm[t0:t1]
         dx[:] = 0                            # the residual path ends here
         dy[:] = 0
-        for k in range(batch.outputs):
+        for k in range(batch.n_outputs):
             tiled_matmul_add(dy, dy, a.logits[b, k, t0:t1], w.lm_head[k])
         rmsnorm_backward(dx, dx, dy, a.x[b, 2 * L, t0:t1], p.final_norm, a.final_rstd[b, t0:t1])
     for c0, c1 in shared(team, C, COLUMNS):
@@ -2181,7 +2202,7 @@ def matrix_gradients(team, batch, tasks, g, a, d, c, scratch):
     sequence.     tasks: the blocks of `task_table`, which all threads share"""
     for n in each(team, len(tasks)):
         kind, l, n0, n1 = tasks[n]
-        if kind != DW_LM_HEAD or l < batch.outputs:
+        if kind != DW_LM_HEAD or l < batch.n_outputs:
             matrix_gradient(kind, l, n0, n1, g, a, d, c, scratch)
     for c0, c1 in shared(team, g.wte.shape[1], COLUMNS):     # after head 0, which may be wte
         embedding_gradient(g.wte, d.x[:, 0], batch.tokens, c0, c1)
@@ -2214,37 +2235,38 @@ def run_batch(batch, tasks, p, w, wt, constants, g, a, d, scratch):
     B, threads = batch.tokens.shape[0], scratch.dnorm.shape[0]
     sequences, progress, passed = counters(1)[0], counters(B), counters(threads)
     together, passed_together = counters(1)[0], counters(threads)
-    # Tickets 0 to B - 1 begin a sequence each.  Every later ticket is a helper: it joins one of the
-    # `few` sequences of the last round, if that is not over.
+    # Each thread takes tickets, until there are no more.  Tickets 0 to B - 1 begin a sequence each.
+    # The holder of a later ticket is a helper: it joins one of the n_last sequences of the last
+    # round, if that sequence is not over.
     #
-    # Example: B = 5 sequences, 4 threads.  few = 5 % 4 = 1, and there are 1 * 4 helpers.
-    #     tickets 0 to 3    begin sequences 0 to 3, each on one thread (share = 1)
-    #     ticket 4          the first free thread begins sequence 4, as its leader (share = 4)
+    # Example: B = 5 sequences, 4 threads.  n_last = 5 % 4 = 1, and there are 1 * 4 helpers.
+    #     tickets 0 to 3    begin sequences 0 to 3, each on one thread (n_parts = 1)
+    #     ticket 4          the first free thread begins sequence 4, as its leader (n_parts = 4)
     #     helpers 0 to 2    the other threads join sequence 4 when they are free
     #     helper 3          finds sequence 4 over; a thread with a later ticket leaves the loop
     # A thread that joins late passes through the finished loops and takes parts of the others.
     # When all 5 sequences are over, the 4 threads take the blocks of `task_table` one by one, the
     # largest first.  Each block adds up sequences 0, 1, 2, 3, 4 in this order, whichever thread
     # takes it.  The gradient of the embedding comes last.
-    # With B = 6, few = 2 and share = 2: helpers 0, 1, 2, ... join sequences 5, 4, 5, ...
-    few = B % threads                        # sequences of the last round
+    # With B = 6, n_last = 2 and n_parts = 2: helpers 0, 1, 2, ... join sequences 5, 4, 5, ...
+    n_last = B % threads                     # number of sequences of the last round
     for thread in prange(threads):
         i = np.int64(thread)
         net = Net(p, w, wt, constants)       # made here: prange takes no nested tuple
         ticket = fetch_add(sequences, TAKEN)
-        while ticket < B + few * threads:
+        while ticket < B + n_last * threads:
             if ticket < B:
                 b = ticket
                 progress[b, LEADER] = i
                 fetch_add(progress[b], BEGUN)
             else:
                 helper = ticket - B
-                b = B - 1 - helper % few     # the last sequences, in rotation
+                b = B - 1 - helper % n_last  # the last sequences, in rotation
                 wait_until(progress[b], BEGUN, 1)
             if seen(progress[b], OVER) == 0:
-                share = 1 if b < B - few else (threads + few - 1) // few
+                n_parts = 1 if b < B - n_last else (threads + n_last - 1) // n_last
                 passed[i, 0] = 0
-                run_sequence(Team(b, share, progress[b], passed[i]), batch, net, a, d,
+                run_sequence(Team(b, n_parts, progress[b], passed[i]), batch, net, a, d,
                              scratch_of(i, progress[b, LEADER], scratch))
                 if fetch_add(progress[b], OVER) == 0:
                     fetch_add(sequences, DONE)
@@ -2262,16 +2284,16 @@ def pack_part(panels, b, part):
     pack(panels[i0:i1], b[:, i0 * width:])
 
 @jit_parallel
-def pack_weights(w, wt, p, threads):
-    """Packs each W (N, K) into w, and W^T into wt.     p: the matrices, in the order of Panels"""
+def pack_weights(w, wt, matrices, threads):
+    """Packs each W (N, K) into w, and W^T into wt.     matrices: in the order of Panels"""
     L, P, counter = len(w.qkv), len(w.lm_head), counters(1)[0]
     for _ in prange(threads):
         task = fetch_add(counter, TAKEN)
         while task < (PER_LAYER * L + P) * PACK_PARTS:   # layers first, kind by kind, then heads
-            matrix, part = task // PACK_PARTS, task % PACK_PARTS
-            kind = min(matrix // L, DW_LM_HEAD)
-            l = matrix - kind * L            # layer or head
-            x = p[kind][l]
+            number, part = task // PACK_PARTS, task % PACK_PARTS
+            kind = min(number // L, DW_LM_HEAD)
+            l = number - kind * L            # layer or head
+            x = matrices[kind][l]
             pack_part(w[kind][l], x, part)
             pack_part(wt[kind][l], x.T, part)
             task = fetch_add(counter, TAKEN)
@@ -2341,9 +2363,10 @@ class Model:
         self.wt = self.new(panel_shapes(cfg, self.dtype, transposed=True))
         self.tasks = task_table(cfg)
         self.constants = constants_of(cfg, flat.dtype)
-        self.shape = None                    # (B, T, threads) of a, d and scratch, see `prepare`
+        self.a = self.d = self.scratch = None    # made by `prepare`, for the first pass
+        self.shape = None                    # (B, T, threads) of a, d and scratch
         self.memory = []                     # the arrays that a, d and scratch are views of
-        self.muon_scratch = None             # allocated when Muon is first used
+        self.matrices = self.muon_scratch = None         # made when Muon is first used
         self.pack()
 
     def new(self, shapes, held=None):
@@ -2378,7 +2401,7 @@ class Model:
         shape = B, T, get_num_threads()
         if self.shape == shape:
             return
-        shapes = (of_batch(B, act_shapes(self.cfg, T)), dact_shapes(self.cfg, B, T),
+        shapes = (of_batch(B, act_shapes(self.cfg, T)), kept_grad_shapes(self.cfg, B, T),
                   scratch_shapes(self.cfg, get_num_threads(), T, self.dtype))
         held = [x._asdict() for x in self.memory] or [{}, {}, {}]
         self.a = self.d = self.scratch = self.shape = None
@@ -2390,27 +2413,24 @@ class Model:
                  f"{TILE_BYTES} bytes after its end")
         self.shape = shape
 
-    def run(self, until, tokens, targets=None, weight=1.0, outputs=None):
-        """Calls `run_batch` on tokens (B, T) int32, and returns losses (B, outputs), in nats.
-        outputs: the number of heads, from head 0 on; None means all of them."""
+    def run(self, until, tokens, targets=None, weight=1.0, n_outputs=None):
+        """Calls `run_batch` on tokens (B, T) int32, and returns losses (B, n_outputs), in nats.
+        n_outputs: the number of heads, from head 0 on; None means all of them."""
         cfg, (B, T), P = self.cfg, tokens.shape, self.cfg.n_mtp
         need(0 < T <= cfg.seq_len, f"expected 1 to {cfg.seq_len} tokens per sequence, found {T}")
         weight = token_weights(weight, (B, P, T))
-        for x in (tokens, targets):          # kernels do not check array bounds
-            need(x is None or x.max() < cfg.vocab_size,
-                 f"expected token ids from 0 to {cfg.vocab_size - 1}, found a larger one")
-        need(tokens.min() >= 0,
-             f"expected token ids from 0 to {cfg.vocab_size - 1}, found a negative one")
+        check_ids(tokens, cfg)
         if targets is None:
             targets = np.full((P, B, T), -1, np.int32)
         else:
+            check_ids(np.maximum(targets, 0), cfg)
             T = length_used(targets)
             tokens, targets, weight = tokens[:, :T], targets[:, :, :T], weight[:, :, :T]
         self.prepare(B, T)
-        outputs = outputs or P
+        n_outputs = n_outputs or P
         # another type of integers would compile `run_batch` again, for minutes
         batch = Batch(*(np.ascontiguousarray(x, np.int32) for x in (tokens, targets)),
-                      np.ascontiguousarray(weight), np.zeros((B, outputs, T)), outputs, until)
+                      np.ascontiguousarray(weight), np.zeros((B, n_outputs, T)), n_outputs, until)
         run_batch(batch, self.tasks, self.p, self.w, self.wt, self.constants, self.g, self.a,
                   self.d, self.scratch)
         if until == GRADIENT:                # gains and biases: add them in the order of the batch
@@ -2418,7 +2438,7 @@ class Model:
                 gradient = getattr(self.g, name)
                 for row in getattr(self.d, name):
                     gradient += row
-        self.nll = batch.nll                 # (B, outputs, T), for `token_losses`
+        self.nll = batch.nll                 # (B, n_outputs, T), for `token_losses`
         return batch.nll.cumsum(-1)[..., -1] # adds token by token; sum() would add in pairs
 
     def logits(self, tokens):
@@ -2431,8 +2451,8 @@ class Model:
         With weight (B, P, T), each token has a weight of its own: sum_bkt weight[b, k, t] CE_bkt.
         Heads after the last one with a nonzero weight are not computed."""
         self.forget_failure()
-        outputs = self.outputs_with(weight)
-        self.ce[:outputs] += self.run(GRADIENT, tokens, targets, weight, outputs).sum(0)
+        n_outputs = self.outputs_with(weight)
+        self.ce[:n_outputs] += self.run(GRADIENT, tokens, targets, weight, n_outputs).sum(0)
 
     def forget_failure(self):
         """Sets the gradients to zero if they are not finite.  `update` has left them as they were,
@@ -2507,7 +2527,7 @@ class Model:
     def losses(self, tokens, targets):
         """Summed CE of head 0 of every sequence (B,), in nats: -sum_t log p(targets[:, t])
         tokens, targets (B, T) int32"""
-        return self.run(LOSS, tokens, targets[None], outputs=1)[:, 0]
+        return self.run(LOSS, tokens, targets[None], n_outputs=1)[:, 0]
 
     def token_losses(self, tokens, targets):
         """CE of head 0 at every token, nats, (B, T) float64: -log p(targets[b, t]), or 0 where the
@@ -2522,7 +2542,7 @@ class Model:
         MOST_AT_ONCE and MOST_BYTES allow, and half of the memory of this machine or container.  A
         larger micro-batch takes more memory and is not faster.  Free memory is not measured."""
         T = T or self.cfg.seq_len
-        shapes = (*act_shapes(self.cfg, T), *dact_shapes(self.cfg, 1, T))
+        shapes = (*act_shapes(self.cfg, T), *kept_grad_shapes(self.cfg, 1, T))
         size = self.flat.itemsize * sum(map(math.prod, shapes))      # of one sequence
         room = min(MOST_BYTES, most_memory() / 2)
         return asked or min(B, max(1, min(MOST_AT_ONCE // T, int(room // size))))
@@ -2549,6 +2569,8 @@ class Model:
         for kind, group in (("parameter", self.p), ("activation", self.a),
                             ("gradient of activation", self.d),
                             ("gradient of parameter", self.g)):
+            if group is None:                # no pass was computed yet
+                continue
             for name, x in zip(group._fields, map(self.host, group)):
                 finite = np.isfinite(x)
                 if not finite.all():
@@ -2726,8 +2748,8 @@ def muon_slice(cfg):
 # slots    a slot is the KV cache of one sequence; a batch of n sequences needs n slots
 # parts    a part is what a caller asks for: the tokens to append to one slot
 # blocks   a block is up to Decoder.block consecutive rows of one slot; `attend` takes one at a time
-# steps    a step is one `decode_step`, of at most MOST_ROWS rows; in Pace, it is one call of
-#          `next_tokens`
+# steps    a step is one `decode_step`, of at most MOST_ROWS rows.  (Section 18 counts the calls of
+#          `next_tokens` as steps; with long prompts, such a call takes several of these.)
 # pieces   `read` cuts a part into pieces if its slot is full in between; most parts are one piece
 #
 # Example: slot 0 reads a prompt of 3 tokens, 7 8 9.  Slot 1 holds 5 tokens and decodes token 4.  So
@@ -2913,11 +2935,11 @@ def attention(att, qkv, rows, kv, c, scratch):
     to its own position
     out: att (R, HD)     in: qkv (R, QKV), kv a layer's Cache, c Constants
     scratch: an AttentionScratch for all threads"""
-    work = 0
+    multiply_adds = 0                        # at most: a window needs fewer
     for b in range(len(rows.blocks)):
         r0, r1 = rows.blocks[b]
-        work += (r1 - r0) * rows.positions[r1 - 1] * att.shape[1]
-    if work < SMALL_PRODUCT:
+        multiply_adds += (r1 - r0) * rows.positions[r1 - 1] * att.shape[1]
+    if multiply_adds < SMALL_PRODUCT:
         first = AttentionScratch(scratch.q[0], scratch.scores[0], scratch.out[0])
         for b in range(len(rows.blocks)):
             r0, r1 = rows.blocks[b]
@@ -3057,14 +3079,15 @@ class Weights:
         longest = max(cfg.n_embd, cfg.n_hidden, cfg.n_head * cfg.head_dim)
         quads = weights == "int8" and QUADS and longest <= LONGEST_QUADS
         packed = partial(in_panels, weights=weights, quads=quads)
-        layers = [packed(x) for x in p[OF_LAYERS]]
+        layers = [packed(x) for x in p[OF_LAYERS]]       # (panels, scales) of each tensor
         wte = packed(p.wte if isinstance(p.wte, Stack) else p.wte[None])
-        first = wte if cfg.tie_embeddings else packed(p.lm_head[:1])
+        head_0 = wte if cfg.tie_embeddings else packed(p.lm_head[:1])
         others = p.lm_head[1 - cfg.tie_embeddings:]      # heads 1 and up; if tied, all of lm_head
         self.others = packed(others) if cfg.n_mtp > 1 else None
-        alone = [(panels[0], scales[0]) for panels, scales in (wte, first)]     # no axis L
-        matrices, scales = zip(alone[0], *layers, alone[1])
-        self.p = Params(*matrices, *(x.copy() for x in p[VECTORS]))
+        # These two are single matrices, without the axis of layers or heads
+        wte, head_0 = ((panels[0], scales[0]) for panels, scales in (wte, head_0))
+        panels, scales = zip(wte, *layers, head_0)       # in the order of MATRICES
+        self.p = Params(*panels, *(x.copy() for x in p[VECTORS]))
         self.scales = Scales(*scales)
         # Where the CPU multiplies bfloat16, x is rounded to bfloat16, too
         self.input_dtype = BF16 if weights == "bf16" and HAS_BF16 else p.wte.dtype
@@ -3357,16 +3380,16 @@ class Uniforms:
     up."""
 
     def __init__(self, rng):
-        self.rng, self.seen = rng, []
+        self.rng, self.drawn = rng, []       # drawn: shown by `ahead`, and not used yet
 
     def random(self):
-        return self.seen.pop(0) if self.seen else self.rng.random()
+        return self.drawn.pop(0) if self.drawn else self.rng.random()
 
     def ahead(self, n):
         """The next n random numbers, which `random` will return later"""
-        while len(self.seen) < n:
-            self.seen.append(self.rng.random())
-        return self.seen[:n]
+        while len(self.drawn) < n:
+            self.drawn.append(self.rng.random())
+        return self.drawn[:n]
 
 def rng_of(seed, prompt=0, answer=0):
     """The random numbers of one answer to one prompt; prompts and answers are numbered from 0.
@@ -3495,10 +3518,9 @@ class Reply:
 # step yields several tokens; wrong drafts are removed from the slot.  The drafts do not change the
 # text: each token is sampled from head 0's logits, with the same random number (Stern et al. 2018
 # for greedy; a sample that must equal the draft is the simplest case of Leviathan et al. 2023).
-MOST_DRAFTS = 15
-DEFAULT_DRAFTS = 4                # default number of drafts by prompt lookup
-
-LONGEST_MATCH = 3
+MOST_DRAFTS = 15             # most drafts of a step: the largest value of --speculate
+DEFAULT_DRAFTS = 4           # default number of drafts by prompt lookup
+LONGEST_MATCH = 3            # prompt lookup compares up to 3 tokens
 
 def prompt_lookup(tokens, k):
     """Finds an earlier occurrence of the last few tokens, and returns up to k tokens that followed
@@ -3558,11 +3580,12 @@ class Pace:
         if not reading:
             self.lately[asked].append(TimedStep(seconds, tokens, found))
 
-    def seconds_a_token(self, asked):
+    def seconds_per_token(self, asked):
         """Seconds per token over recent steps, either with drafts requested (asked) or without.
-        The time of each step is replaced by the median of its kind, so that a stall does not count.
-        On a GPU, a step that was not queued ahead stalls.  These are the first two steps after
-        drafting stops, and the steps for which no draft was found."""
+        Steps that read drafts and steps that found none are two kinds.  Each step counts with the
+        median time of its kind, so that a single stall does not matter.  On a GPU, a step stalls if
+        it was not queued ahead.  Such are the first two steps after drafting stops, and the steps
+        for which no draft was found."""
         steps, total = self.lately[asked], 0.0
         for found in False, True:
             seconds = sorted(step.seconds for step in steps if step.found == found)
@@ -3578,14 +3601,16 @@ class Pace:
         64 steps after the last one.  Each time that drafts do not pay, this distance doubles, up
         to 1024.  The decision depends on the clock, but the text does not: a draft changes when a
         token is sampled, never which one."""
-        if sampling.speculate >= 0 or not reader.rows_are_cheap:
-            return max(0, sampling.speculate) if reader.rows_are_cheap else 0
+        if not reader.rows_are_cheap:
+            return 0
+        if sampling.speculate >= 0:
+            return sampling.speculate
         most, tried = reader.heads or DEFAULT_DRAFTS, self.steps - self.trial
         if tried < sum(TRIAL):
             return most if tried < TRIAL[0] else 0
         if self.pays and self.lately[True] and self.lately[False]:
             dearer = 1 + CHANCE / math.sqrt(max(1, len(self.lately[True])))
-            self.pays = self.seconds_a_token(True) < dearer * self.seconds_a_token(False)
+            self.pays = self.seconds_per_token(True) < dearer * self.seconds_per_token(False)
         if tried < self.until_trial:
             return most if self.pays else 0
         self.trial = self.steps

@@ -3,7 +3,6 @@
 A verb's module declares its arguments in NAME_verb(add), and is imported only if its verb runs.
 """
 import argparse
-import contextlib
 import difflib
 import importlib.util
 import os
@@ -15,7 +14,7 @@ from functools import partial
 import numba
 
 from bpe import need, printable, UserError
-from nanoeuler import __version__
+from nanoeuler import __version__, replace_bad_characters
 from nanoeuler_parts.files.errors import problem
 from nanoeuler_parts.flags import (
     COMMON, EXAMPLES, flag, GROUP_OF, GROUPS, MOST_SHOWN, SELDOM, THREADS, typed,
@@ -208,9 +207,7 @@ def run_verb(verbs, text, argv=None):
     """Runs the verb that argv names, from these rows of VERBS, and returns the exit code.
     0: success, or a run was stopped and saved.  1: a self-test failed.  2: an error that the user
     can fix, printed in one line.  130: Ctrl-C, with nothing to save."""
-    for stream in sys.stdin, sys.stdout, sys.stderr:     # a terminal may support only ASCII
-        with contextlib.suppress(AttributeError):        # None, or a notebook's
-            stream.reconfigure(errors="replace")
+    replace_bad_characters()
     try:
         need(not numba.config.DISABLE_JIT, "NUMBA_DISABLE_JIT is set, but this program needs "
              "Numba's compiler; unset it")

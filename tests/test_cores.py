@@ -93,25 +93,25 @@ def test_whoever_runs_the_threads_the_step_ends(before, env):
 
 
 @njit
-def parts_of(out, team, n, step):
+def parts_of(out, team, n, unit):
     k = 0
-    for i0, i1 in ne.shared(team, n, step):
+    for i0, i1 in ne.shared(team, n, unit):
         out[k] = i0, i1
         k += 1
     return k
 
 
-@pytest.mark.parametrize("share", [1, 2, 3, 7, 100])
-@pytest.mark.parametrize("n, step", [(1, 8), (7, 8), (8, 8), (45, 8), (45, 6), (12, 1), (320, 16)])
-def test_parts_are_all_there_is(share, n, step):
+@pytest.mark.parametrize("n_parts", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("n, unit", [(1, 8), (7, 8), (8, 8), (45, 8), (45, 6), (12, 1), (320, 16)])
+def test_parts_are_all_there_is(n_parts, n, unit):
     """Of one thread: it gets all parts, in order, and no part twice; so in the next loop."""
-    team = ne.Team(0, share, np.zeros(8, np.int64), np.zeros(1, np.int64))
+    team = ne.Team(0, n_parts, np.zeros(8, np.int64), np.zeros(1, np.int64))
     for _ in range(2):
         out = np.zeros((100, 2), np.int64)
-        parts = out[:parts_of(out, team, n, step)].tolist()
-        assert parts[0][0] == 0 and parts[-1][1] == n and len(parts) <= share
+        parts = out[:parts_of(out, team, n, unit)].tolist()
+        assert parts[0][0] == 0 and parts[-1][1] == n and len(parts) <= n_parts
         assert all(i1 == j0 for (_, i1), (j0, _) in zip(parts, parts[1:]))
-        assert all(0 < i1 - i0 <= -(-n // share) + step and i0 % step == 0 for i0, i1 in parts)
+        assert all(0 < i1 - i0 <= -(-n // n_parts) + unit and i0 % unit == 0 for i0, i1 in parts)
 
 
 def test_waiting_threads_spin_for_a_moment_and_then_sleep():

@@ -305,6 +305,7 @@ def test_a_nan_in_a_parameter_reaches_the_losses_and_is_named(name, at, dtype):
     model = ne.Model(BASE, random_flat(BASE, 18, dtype))
     tokens, targets = batch(BASE, 2, 40, 19)
     tokens[:, 0] = 5                         # the row of the embedding that is spoiled
+    assert model.first_bad_tensor() == "the loss is not finite"      # before the first pass, too
     getattr(model.p, name)[at] = np.nan
     model.pack()
     losses = model.run(ne.GRADIENT, tokens, targets)
@@ -417,7 +418,7 @@ def test_the_parts_of_the_parameters():
     assert {name for name in roles if roles[name] == "matrix"} == {*ne.Params._fields[ne.MATRICES]}
     assert all((x.std > 0) == x.decays == (x.role == "matrix") for x in table)
     assert (*ne.Params._fields[ne.OF_LAYERS], "lm_head") == packed._fields
-    assert set(ne.Params._fields[ne.VECTORS]) <= set(ne.Dacts._fields)
+    assert set(ne.Params._fields[ne.VECTORS]) <= set(ne.KeptGrads._fields)
 
 
 @pytest.mark.parametrize("tied, n_mtp", [(False, 3), (True, 3), (True, 1)])
@@ -510,7 +511,7 @@ def test_heads_that_are_left_out(tied):
     cfg = replace(BASE, tie_embeddings=tied)
     flat, (tokens, targets) = random_flat(cfg, 1), batch(cfg, 3, 11, 2)
     some, every = ne.Model(cfg, flat.copy()), ne.Model(cfg, flat)
-    losses = some.run(ne.GRADIENT, tokens, targets, [0.7, 0.2, 0, 0], outputs=2)
+    losses = some.run(ne.GRADIENT, tokens, targets, [0.7, 0.2, 0, 0], n_outputs=2)
     expected = every.run(ne.GRADIENT, tokens, targets, [0.7, 0.2, 0, 0])
     assert losses.shape == (3, 2) and np.array_equal(losses, expected[:, :2])
     assert every.g_flat.any() and np.allclose(some.g_flat, every.g_flat, rtol=1e-13, atol=1e-15)
@@ -557,8 +558,8 @@ def test_memory_is_kept_for_the_largest_batch():
 
 
 @pytest.mark.parametrize("tokens, targets, words", [
-    ([[29]], None, "ids from 0 to 28, found a larger"), ([[-1]], None, "0 to 28, found a negative"),
-    ([[0]], [[[29]]] * 4, "ids from 0 to 28, found a larger"),
+    ([[29]], None, "ids from 0 to 28, found 29 to 29"), ([[-1]], None, "0 to 28, found -1 to"),
+    ([[0]], [[[29]]] * 4, "ids from 0 to 28, found 29 to 29"),
     ([[0] * 41], None, "1 to 40 tokens per sequence, found 41"),
     ([[]], None, "1 to 40 .*, found 0")])
 def test_what_is_no_sequence_of_this_model_is_refused(tokens, targets, words):

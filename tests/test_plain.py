@@ -1,4 +1,5 @@
 """Part I of nanoeuler.py: it agrees with the code that trains, and it runs alone."""
+import io
 import json
 import math
 import os
@@ -200,6 +201,22 @@ def test_another_file_is_rejected(tmp_path, content):
         ne.read_model(str(tmp_path / "x"))
 
 
+@pytest.mark.parametrize("shape", [[1, 1], [6, 260]])
+def test_a_tensor_of_another_shape_is_rejected(tmp_path, shape):
+    """One number would fill the whole embedding, and a transposed one would mix its entries."""
+    cfg, file = ne.Config(**TINY | {"vocab_size": 260}), str(tmp_path / "x.bin")
+    ne.write_model(file, cfg, bpe.train(b"abab", 260, bpe.SPECIALS), {}, ne.init_params(cfg, 1))
+    content = (tmp_path / "x.bin").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:8 + length])
+    entry = header["model.embed_tokens.weight"]
+    entry |= {"shape": shape, "data_offsets": [0, 4 * math.prod(shape)]}
+    text = json.dumps(header).encode()
+    (tmp_path / "x.bin").write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length:])
+    with pytest.raises(bpe.UserError, match=r"embed_tokens.weight: expected shape \(260, 6\)"):
+        ne.read_model(file)
+
+
 # ---- validation
 @pytest.mark.parametrize("n", range(150, 190))
 def test_bits_per_byte_are_those_of_the_whole_held_out_text(n, capsys):
@@ -277,13 +294,28 @@ def test_wrong_arguments_are_rejected_before_the_work(tmp_path, capsys):
     assert ne.plain_main(["train", "--steps", "1", "--data", str(ROOT / "bpe.py"), "--out",
                           __file__]) == 2
     assert f"{__file__} exists; name another file with --out, or" in capsys.readouterr().err
-    for value, word in (("-0.1", "--temperature"), ("inf", "--temperature"), ("0", "no.bin")):
-        assert ne.plain_main(["generate", "a", str(tmp_path / "no.bin"), "--temperature",
-                              value]) == 2
+    for flag, value, word in (("--temperature", "-0.1", "--temperature"),
+                              ("--temperature", "inf", "--temperature"),
+                              ("--temperature", "0", "no.bin"),
+                              ("--tokens", "-1", "--tokens: expected 0 or more, found -1"),
+                              ("--tokens", "0", "no.bin")):
+        assert ne.plain_main(["generate", "a", str(tmp_path / "no.bin"), flag, value]) == 2
         assert word in capsys.readouterr().err
     cfg = replace(ne.PRESETS["small"], seq_len=8)
     with pytest.raises(ne.UserError, match="the prompt has 9 tokens, .* up to 8; shorten it"):
         ne.write_reply("a" * 9, (cfg, bpe.train(b"", 259, bpe.SPECIALS), {}, None), ne.Choice(), 5)
+
+
+def test_part_one_replaces_characters_that_the_streams_do_not_have(monkeypatch):
+    """Standard input that is not UTF-8, and a terminal without the letters of the reply"""
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\nb\n"), "utf-8"))
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(ne, "read_model", lambda path: None)
+    monkeypatch.setattr(ne, "write_reply", lambda prompt, *_: print(f"{prompt} \xe9"))
+    assert ne.plain_main(["chat"]) == 0
+    out.flush()
+    assert out.buffer.getvalue() == b"> a? ?\n> b ?\n> \n"
 
 
 def test_part_one_trains_generates_and_chats_alone_in_python(tmp_path):

@@ -323,7 +323,7 @@ def test_memory_does_not_grow_with_a_batch(monkeypatch):
     assert model.micro_batch(100) == 100 and model.micro_batch(100, 7) == 7
     assert model.micro_batch(1 << 24) == ne.MOST_AT_ONCE // TINY.seq_len
     assert model.micro_batch(1 << 24, T=2) == ne.MOST_AT_ONCE // 2
-    shapes = *ne.act_shapes(TINY, TINY.seq_len), *ne.dact_shapes(TINY, 1, TINY.seq_len)
+    shapes = *ne.act_shapes(TINY, TINY.seq_len), *ne.kept_grad_shapes(TINY, 1, TINY.seq_len)
     size = 4 * sum(map(math.prod, shapes))
     for most, sequences in ((10 * size, 10), (10 * size - 1, 9), (size, 1), (1, 1)):
         monkeypatch.setattr(ne, "MOST_BYTES", most)

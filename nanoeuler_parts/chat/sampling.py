@@ -1,6 +1,7 @@
 """Settings of a reply: how tokens are sampled, and how many."""
 from dataclasses import dataclass, field
 
+from nanoeuler import MOST_DRAFTS
 from nanoeuler_parts.checkpoint.state import need_thinking
 from nanoeuler_parts.files.settings import need_setting, setting, Settings
 from nanoeuler_parts.flags import as_text
@@ -30,8 +31,9 @@ class Sampling(Settings):
         "help": "text that ends a reply and is left out of it; may be given several times"})
     logprobs: int = setting(0, 0, 1 << 20, "also report the log-probabilities of the n most "
                             "probable tokens at each position; 0: none")
-    speculate: int = setting(-1, -1, 15, "speculative decoding: number of draft tokens per step, "
-                             "which do not change the text; 0: off; -1: chosen by measurement")
+    speculate: int = setting(-1, -1, MOST_DRAFTS, "speculative decoding: number of draft tokens "
+                             "per step, which do not change the text; 0: off; -1: chosen by "
+                             "measurement")
     n: int = setting(1, 1, 1 << 16, "number of replies per prompt; in the terminal, a numbered "
                      "line precedes each of several")
     seed: int = setting(1, 0, 1 << 60, "random seed of the sampling")

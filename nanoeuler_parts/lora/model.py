@@ -7,9 +7,9 @@ from numba import get_num_threads
 
 from bpe import need
 from nanoeuler import (
-    adamw_update, aligned, BF16, BR, clipping, constants_of, dims_of, DY_COLUMNS, GRADIENT,
-    gradient_norm, KC, length_used, LOSS, Model, most_memory, MR, NB, panel_rows, PRECISIONS,
-    tile_width, token_weights,
+    adamw_update, aligned, BF16, BR, check_ids, clipping, constants_of, dims_of, DY_COLUMNS,
+    GRADIENT, gradient_norm, KC, length_used, LOSS, Model, most_memory, MR, NB, panel_rows,
+    PRECISIONS, tile_width, token_weights,
 )
 from nanoeuler_parts.lora.adapter import (
     adapter_views, first_bad_entry, init_adapter, Lora, MATRICES, n_trained, shape_of, sites_of,
@@ -263,9 +263,8 @@ class LoraModel:
         cfg = self.cfg
         need(0 < tokens.shape[1] <= cfg.seq_len,
              f"expected 1 to {cfg.seq_len} tokens per sequence, found {tokens.shape[1]}")
-        for x in tokens, np.maximum(targets, 0):
-            need(0 <= x.min() and x.max() < cfg.vocab_size, f"expected token ids from 0 to "
-                 f"{cfg.vocab_size - 1}, found {x.min()} to {x.max()}")
+        check_ids(tokens, cfg)
+        check_ids(np.maximum(targets, 0), cfg)
         B, T = len(tokens), length_used(targets[None])
         tokens, targets = (np.ascontiguousarray(x[:, :T], np.int32) for x in (tokens, targets))
         self.prepare(B, T)
