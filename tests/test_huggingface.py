@@ -376,6 +376,21 @@ def test_a_file_of_others_stays(tokenizer, tmp_path, capsys):
         assert theirs.read_bytes() == before and os.listdir(folder) == ["mtp.safetensors"]
 
 
+STRAYS = {"chat_template.jinja": "theirs", "special_tokens_map.json": '{"eos_token": "<|im_end|>"}',
+          "adapter_config.json": "{}"}
+
+
+@pytest.mark.parametrize("name", STRAYS)
+def test_a_folder_with_a_file_that_is_read_first_is_rejected(name, tokenizer, tmp_path, capsys):
+    folder = as_folder(tmp_path, tokenizer)
+    (folder / name).write_text(STRAYS[name], encoding="utf-8")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    refused(capsys, "export", tmp_path / "a.bin", folder, "--force", words=[name, "remove"])
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    (folder / name).unlink()
+    run("export", tmp_path / "a.bin", folder, "--force")
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("source", ["hf", "a.gguf"])
 def test_the_tensor_that_is_not_finite_is_named(source, bad, tokenizer, tmp_path, capsys,
