@@ -460,6 +460,27 @@ def test_one_client_cannot_keep_all_slots(slots, file):
         assert one.cached == 0 and engine.stats.counters["prompt_tokens"] < 4 * 21 + 3
 
 
+@pytest.mark.parametrize("scored", [(True, True), (True, False), (False, True)])
+def test_a_prompt_that_is_scored_keeps_its_slot(scored, file, monkeypatch):
+    """Another client waits for a slot while prompts are scored.  Each token has one score, and
+    scores and answers are those of the same answers alone."""
+    from nanoeuler_parts.serve import engine as module
+    monkeypatch.setattr(module, "SCORED_ROWS", 1)        # so that scoring takes many steps
+    engine = engine_of(file)
+    ids = [[i, *range(2 * module.PATIENCE)] for i in range(3)]
+    own = [answer(x, tokens=9, scored=is_scored, client="a") for x, is_scored in zip(ids, scored)]
+    engine.submit(own)
+    engine.step()
+    other = answer(ids[2], tokens=9, client="b")
+    engine.submit([other])
+    while engine.unfinished():
+        engine.step()
+    for one, x, is_scored in zip([*own, other], ids, (*scored, False)):
+        alone = finished(engine_of(file), answer(x, tokens=9, scored=is_scored))
+        assert one.scores == alone.scores and len(one.scores) == (len(x) - 1) * is_scored
+        assert one.reply.tokens == alone.reply.tokens and len(one.reply.tokens) == 9
+
+
 def test_clients_get_the_slots_in_turns(file):
     """With one slot, whoever has had none for the longest time gets it, and then the earliest."""
     engine, order = engine_of(file, slots=1), []

@@ -1,6 +1,7 @@
 """Tokenizers of other families: ids as in Hugging Face `tokenizers`, files in and out."""
 import copy
 import functools
+import itertools
 import json
 import random
 import re
@@ -260,6 +261,27 @@ def test_any_bytes_survive_sentencepiece():
     ours = tokenizer_of(pieces("Llama 2"))
     odd = b"a\xff \xc3 b\xe2\x96 \xf5\x00"
     assert ours.decode(ours.encode(odd)) == odd
+
+
+def test_a_setting_that_changes_the_ids_changes_the_hash():
+    """The hash names the cache of a text's tokens.  Each of these tokenizers differs from others in
+    one setting."""
+    roots = []
+    for pattern, normalizer, whole, begins in itertools.product(
+            PATTERNS, (None, {"type": "NFC"}), (False, True), (False, True)):
+        root = json.loads(byte_level(LLAMA3, begins=True).to_str())  # always the same tokens
+        root["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = pattern
+        root["normalizer"], root["model"]["ignore_merges"] = normalizer, whole
+        if not begins:
+            root["post_processor"] = None
+        roots.append(root)
+    roots += [pieces(blanks, symbols=symbols, begins=begins, **model)
+              for blanks in BLANKS if blanks != "Gemma"  # whose ids are those of "never"
+              for symbols in ((), SYMBOLS) for begins in (False, True)
+              for model in ({}, {"fuse_unk": False}, {"fallback": False}, {"merges": []})]
+    roots += [pieces("Llama 2", ignore_merges=True), {**pieces("Llama 2"), "prefix": "once"}]
+    hashes = [tokenizer_of(root).hash() for root in roots]
+    assert len({*hashes}) == len(roots) == 114
 
 
 @pytest.mark.parametrize("blanks", ["Llama 2", "Mistral"])
