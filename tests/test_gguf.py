@@ -294,6 +294,20 @@ def test_all_parts_of_a_split_file_are_read(k, tokenizer, tmp_path, monkeypatch)
     assert again.tokenizer.hash() == c.tokenizer.hash()
 
 
+def test_no_part_of_a_split_file_is_replaced(tokenizer, tmp_path, monkeypatch, capsys):
+    parts, _ = split_gguf(tmp_path, tokenizer, monkeypatch)
+    before = [path.read_bytes() for path in parts]
+    for source in parts:
+        for out in parts:
+            refused(capsys, "import", source, out, "--force",
+                    words=[f"{out} would replace its input {out}"])
+    assert [path.read_bytes() for path in parts] == before
+    other = parts[0].with_name("t-00001-of-00003.gguf")  # of another model
+    other.touch()
+    run("import", parts[0], other, "--force")
+    assert ne.read_checkpoint(str(other)).cfg
+
+
 def parts_name(k):
     return f"s-{k:05}-of-00003.gguf"
 
