@@ -454,6 +454,30 @@ def test_added_tokens_of_gguf_are_made_from_text(pre):
     assert again["tokenizer.ggml.token_type"][400:] == [4, 4, 3]
 
 
+@pytest.mark.parametrize("key", ["bos", "eos", "eot", "eom"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_beginning_or_an_end_of_gguf_is_special(family, key):
+    """Whatever its type: here each of two added tokens is USER_DEFINED."""
+    if family == "gpt2":
+        root = json.loads(trained_bytes())
+        tokens, kinds = [*root["model"]["vocab"]], [1] * 396 + [3] * 4
+        words = dict(pre="gpt-2", merges=root["model"]["merges"])
+    else:
+        tokens, scores, kinds = map(list, zip(*listed_pieces()))
+        words = dict(scores=[*scores, 0.0, 0.0])
+    n = len(tokens)
+    words |= dict(model=family, tokens=[*tokens, "<|end|>", "<think>"], token_type=[*kinds, 4, 4],
+                  add_bos_token=False)
+    assert {*tokenizer_of_gguf(words).symbols} == {"<|end|>", "<think>"}
+    ours = tokenizer_of_gguf({**words, f"{key}_token_id": n})
+    assert ours.specials["<|end|>"] == n and ours.symbols == {"<think>": n + 1}
+    ids = ours.encode("a<|end|><think>").tolist()
+    assert n not in ids and ids.count(n + 1) == 1
+    for k in -1, n + 2:
+        with pytest.raises(ne.UserError, match=f"{key}_token_id is {k}, expected 0 to {n + 1}"):
+            tokenizer_of_gguf({**words, f"{key}_token_id": k})
+
+
 @pytest.mark.parametrize("k, is_read", [(400, True), (401, False), (403, False), (399, False)])
 def test_an_added_token_has_the_id_that_tokenizers_gives_it(k, is_read):
     for form in FORMS_OF_WORDS:
