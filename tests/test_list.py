@@ -83,6 +83,15 @@ def test_the_format_of_the_matrices_is_that_of_info(kind, here):
     assert listed()[0]["matrices"] == want and f"  {want} " in told("list").splitlines()[1]
 
 
+def test_info_names_no_value_that_is_not_there(here):
+    """A model that Python code wrote, or quantized from one, names no training text."""
+    write("a.bin")
+    run("quantize", "a.bin", "b.bin")
+    for name in "a.bin", "b.bin":
+        said = told("info", name)
+        assert re.search(r"\n  text +unknown\n", said) and "None" not in said
+
+
 def test_the_newest_comes_first_and_the_star_marks_the_choice_of_chat(here):
     for name, changed in (("b.bin", 5), ("a.bin", 9), ("c.bin", 7), (".hidden.bin", 1)):
         write(name, changed)
