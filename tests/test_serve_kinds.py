@@ -445,6 +445,20 @@ def test_log_probabilities_are_the_same_in_every_protocol(at):
     assert sum((e["logprobs"] for e in events if e["type"].endswith("text.delta")), []) == want
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_a_length_of_ollama_that_is_not_positive_is_none(at, path):
+    """As in Ollama: -1 and 0 mean no limit, and -2 the rest of the context."""
+    def replied(options):
+        said = post(at, path, {**BODIES[path], "options": {"temperature": 2, "seed": 6, **options}})
+        assert said[0] == 200, said
+        return said[2]["eval_count"], said[2].get("response") or said[2]["message"]["content"]
+
+    whole = replied({})
+    assert whole[0] > 4 and all(replied({"num_predict": n}) == whole for n in (-2, -1, 0))
+    for n in 1, 4:
+        assert replied({"num_predict": n})[0] == n
+
+
 @pytest.mark.parametrize("k", [0, 1, 2, 5])
 def test_there_are_as_many_alternatives_as_are_requested(at, k):
     """0 asks for the sampled token alone.  The others are the first of a request for 20."""
