@@ -83,7 +83,7 @@ def files_beside(source):
     a split GGUF file"""
     at = pathlib.Path(source)
     if at.is_dir():
-        return [*at.iterdir()]
+        return [*at.glob("*")]
     part = PART.fullmatch(at.name)
     return [at.with_name(f"{part[1]}{k:05}-of-{part[3]}.gguf")
             for k in range(1, int(part[3]) + 1)] if part else []
