@@ -9,6 +9,7 @@ import pytest
 from helpers import TINY, needs, refused, run, told
 from models import CHATML, dicts, write
 
+import bpe
 import nanoeuler as ne
 from nanoeuler_parts.checkpoint.bundled import model_path
 from nanoeuler_parts.checkpoint.file import open_checkpoint, sha256_of
@@ -467,6 +468,38 @@ def test_a_corpus_is_one_text_per_file_and_its_ends_are_not_scored(tmp_path, mon
     run("eval", "bundled", "--data", "books/a", *body, "--stride", 64, "--json", "b.json")
     total = json.loads((tmp_path / "b.json").read_text("utf-8"))["texts"]["total"]
     assert total["nats"] == pytest.approx(nats, rel=1e-6)
+
+
+@cli
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+@pytest.mark.parametrize("begins", [False, True])
+def test_the_token_that_begins_texts_is_not_scored(begins, kind, tokenizer, tmp_path):
+    """It begins each document, as in training.  All tokens of the text are then scored."""
+    root = json.loads(tokenizer.to_json())
+    begin, end = tokenizer.specials["<|im_start|>"], tokenizer.specials["<|im_end|>"]
+    root["post_processor"] = dict(
+        type="TemplateProcessing", special_tokens={"<|im_start|>": dict(ids=[begin])},
+        single=[dict(SpecialToken=dict(id="<|im_start|>")), dict(Sequence=dict(id="A"))])
+    own = bpe.Tokenizer.from_json(json.dumps(root)) if begins else tokenizer
+    assert [*own.begins] == [begin] * begins
+    path, before = write(tmp_path / "a.bin", CFG, own, eos="<|im_end|>"), own.begins
+    documents = ["To be, or not to be", "that is the question", "\u00e9 whether"]
+    if kind == "txt":
+        documents = documents[:1]
+        (tmp_path / "a.txt").write_text(documents[0], encoding="utf-8")
+    else:
+        write_lines(tmp_path / "a.jsonl", [dict(text=text) for text in documents])
+    after = [end] if kind == "jsonl" else []
+    ids = np.array([k for text in documents for k in (*before, *own.encode(text), *after)], "i4")
+    y = np.where(np.isin(ids[1:], (begin, end)), -1, ids[1:])
+    found = figures(tmp_path, path, "--data", tmp_path / f"a.{kind}")["texts"]["total"]
+    first = 0 if begins else len(own.vocab[ids[0]])      # it has no prediction
+    assert found["tokens"] == np.count_nonzero(y >= 0) == sum(
+        len(own.encode(text)) for text in documents) - (not begins)
+    assert found["bytes"] == sum(len(text.encode()) for text in documents) - first
+    c = ne.read_checkpoint(str(path))
+    nats, = ne.Model(c.cfg, c.flat).losses(ids[None, :-1], y[None])
+    assert found["nats"] == pytest.approx(nats, rel=1e-6)
 
 
 @cli

@@ -1,4 +1,5 @@
 """Generation: drafts change no text, batches change no text, what an answer may hold, files."""
+import itertools
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -348,6 +349,33 @@ def test_stop_texts(stops, text, want, finish):
         if reply.finish:
             break
     assert (reply.answer, told, reply.finish) == (want, want.encode(), finish)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_first_of_several_stop_texts_ends_a_reply(seed):
+    """Tokens of several bytes complete several stop texts at once; the order of these is free."""
+    rng = np.random.default_rng(seed)
+
+    def texts(n):
+        return ["".join(rng.choice([*"ab\u00e9"], rng.integers(1, 5))) for _ in range(n)]
+
+    vocab = [text.encode() for text in texts(8)]
+    for _ in range(30):
+        stops, tokens = texts(3), rng.integers(8, size=6).tolist()
+        want, finish = "", "length"
+        for token in tokens:
+            want += vocab[token].decode()
+            if any(stop in want for stop in stops):
+                want, finish = want[:min(want.find(x) for x in stops if x in want)], "stop"
+                break
+        for order in itertools.permutations(stops):
+            reply = ne.Reply([0], ne.Sampling(tokens=6, stop=[*order]), None, None, vocab)
+            told = b""
+            while not reply.finish:
+                reply.append_token(tokens[len(reply.tokens)])
+                told += reply.news()
+                assert want.encode().startswith(told)
+            assert (reply.answer, told, reply.finish) == (want, want.encode(), finish)
 
 
 def test_stop_texts_that_are_none():

@@ -1,4 +1,5 @@
 """Files of llama.cpp: its package reads ours, we run its models, damaged ones are refused."""
+import json
 import os
 import sys
 from dataclasses import replace
@@ -166,6 +167,36 @@ def test_no_token_is_invented(state, tokenizer, tmp_path, capsys):
     assert list(ids[0]) == list(ids[1])
 
 
+def with_begins(tokenizer, *names):
+    """The tokenizer with these special tokens before each text"""
+    root = json.loads(tokenizer.to_json())
+    root["post_processor"] = dict(
+        type="TemplateProcessing", special_tokens={
+            name: dict(ids=[tokenizer.specials[name]]) for name in names},
+        single=[*(dict(SpecialToken=dict(id=name)) for name in names),
+                dict(Sequence=dict(id="A"))])
+    return bpe.Tokenizer.from_json(json.dumps(root))
+
+
+@pytest.mark.parametrize("bos", ["", "<none>", "</s>", "<|im_start|>"])
+@pytest.mark.parametrize("begins", [(), ("</s>",), ("<|im_start|>", "</s>")])
+def test_texts_and_templates_begin_alike(begins, bos, tokenizer, tmp_path, capsys):
+    """Whatever the token that begins texts, and the bos_token of templates, which may be others"""
+    package()
+    own = with_begins(tokenizer, *begins)
+    assert own.begins == tuple(tokenizer.specials[name] for name in begins)
+    path = write(tmp_path / "a.bin", replace(TINY, vocab_size=512, n_mtp=1), own, kind="chat",
+                 bos=bos, eos="<|im_end|>", template="{{ bos_token }}" + CHATML)
+    run("export", path, "--gguf", tmp_path / "a.gguf")
+    assert ("a place for 1 token that begins a text" in capsys.readouterr().err) == (
+        len(begins) > 1)
+    run("import", tmp_path / "a.gguf", tmp_path / "b.bin")
+    a, b = (ne.read_checkpoint(str(tmp_path / name)) for name in ("a.bin", "b.bin"))
+    assert b.tokenizer.begins == own.begins[:1]
+    ids = [chat_ids(x.state.template, HELLO, x.state, x.tokenizer) for x in (a, b)]
+    assert list(ids[0]) == list(ids[1])
+
+
 def test_gguf_needs_its_package(tokenizer, tmp_path, monkeypatch, capsys):
     path = write(tmp_path / "a.bin", replace(TINY, vocab_size=512), tokenizer)
     monkeypatch.setitem(sys.modules, "gguf", None)
@@ -292,6 +323,20 @@ def test_all_parts_of_a_split_file_are_read(k, tokenizer, tmp_path, monkeypatch)
     again = ne.read_checkpoint(str(tmp_path / "b.bin"))
     assert again.cfg == c.cfg and np.array_equal(again.flat, c.flat)
     assert again.tokenizer.hash() == c.tokenizer.hash()
+
+
+def test_no_part_of_a_split_file_is_replaced(tokenizer, tmp_path, monkeypatch, capsys):
+    parts, _ = split_gguf(tmp_path, tokenizer, monkeypatch)
+    before = [path.read_bytes() for path in parts]
+    for source in parts:
+        for out in parts:
+            refused(capsys, "import", source, out, "--force",
+                    words=[f"{out} would replace its input {out}"])
+    assert [path.read_bytes() for path in parts] == before
+    other = parts[0].with_name("t-00001-of-00003.gguf")  # of another model
+    other.touch()
+    run("import", parts[0], other, "--force")
+    assert ne.read_checkpoint(str(other)).cfg
 
 
 def parts_name(k):

@@ -1,5 +1,7 @@
 """Directories of Hugging Face: transformers reads ours, we run theirs, what is none is refused."""
+import copy
 import inspect
+import itertools
 import json
 import os
 import pathlib
@@ -374,6 +376,21 @@ def test_a_file_of_others_stays(tokenizer, tmp_path, capsys):
     for force in ([], ["--force"]):
         refused(capsys, "export", tmp_path / "a.bin", folder, *force, words=["mtp.safetensors"])
         assert theirs.read_bytes() == before and os.listdir(folder) == ["mtp.safetensors"]
+
+
+STRAYS = {"chat_template.jinja": "theirs", "special_tokens_map.json": '{"eos_token": "<|im_end|>"}',
+          "adapter_config.json": "{}"}
+
+
+@pytest.mark.parametrize("name", STRAYS)
+def test_a_folder_with_a_file_that_is_read_first_is_rejected(name, tokenizer, tmp_path, capsys):
+    folder = as_folder(tmp_path, tokenizer)
+    (folder / name).write_text(STRAYS[name], encoding="utf-8")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    refused(capsys, "export", tmp_path / "a.bin", folder, "--force", words=[name, "remove"])
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    (folder / name).unlink()
+    run("export", tmp_path / "a.bin", folder, "--force")
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -875,6 +892,34 @@ def test_the_settings_of_rope_are_those_of_transformers(entries, tmp_path):
     cos, sin = ne.rope_table(llama_config(config), np.float64)
     assert np.abs(cos[:8] - rope.attention_scaling * np.cos(angle)).max() < 1e-5
     assert np.abs(sin[:8] - rope.attention_scaling * np.sin(angle)).max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", [
+    dict(rope_type="yarn", factor=4.0),
+    dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)])
+@pytest.mark.parametrize("inside", [None, 64, 1024])
+@pytest.mark.parametrize("beside", [None, 256, 4096])
+def test_the_original_context_is_that_of_transformers(beside, inside, kind):
+    """Each of these lengths gives other frequencies: heads have many."""
+    transformers = needs("transformers")
+    found = []
+
+    def config_of(beside, inside):
+        rope = kind if inside is None else {**kind, "original_max_position_embeddings": inside}
+        more = {} if beside is None else {"original_max_position_embeddings": beside}
+        return dict(model_type="llama", vocab_size=64, hidden_size=64, intermediate_size=8,
+                    num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=16384,
+                    rope_scaling=rope, rope_theta=10000.0, **more)
+
+    for n in (64, 256, 1024, 4096, 16384):
+        found.append(ne.rope_table(llama_config(config_of(None, n)), np.float64)[1][:9])
+    assert all(np.abs(x - y).max() > 1e-3 for x, y in itertools.combinations(found, 2))
+    config = config_of(beside, inside)
+    rope = transformers.AutoModelForCausalLM.from_config(        # it changes the dicts in it
+        transformers.LlamaConfig(**copy.deepcopy(config))).model.rotary_emb
+    angle = np.outer(np.arange(9), rope.inv_freq.numpy().astype(np.float64))
+    want = rope.attention_scaling * np.sin(angle)
+    assert np.abs(ne.rope_table(llama_config(config), np.float64)[1][:9] - want).max() < 1e-5
 
 
 # ---- reasons

@@ -1,4 +1,7 @@
 """JSON mode: what the automaton accepts, the masks of tokens, replies, schemas that are refused."""
+import contextlib
+import datetime
+import ipaddress
 import itertools
 import json
 import math
@@ -1230,6 +1233,50 @@ def test_the_client_of_openai_gets_an_object_of_a_class(at):
             model="little", messages=[{"role": "user", "content": "A cat"}], max_tokens=400,
             response_format=Cat, seed=1)
     assert isinstance(answer.choices[0].message.parsed, Cat)
+
+
+def is_date(text):
+    """29 February is left out, as it depends on the year."""
+    with contextlib.suppress(ValueError):
+        datetime.date.fromisoformat(text)
+        return not text.endswith("02-29")
+    return False
+
+
+def is_address(text):
+    with contextlib.suppress(ValueError):
+        return ipaddress.IPv4Address(text) is not None
+    return False
+
+
+def is_time(text):
+    clock, zone = text[:8], text[8:]
+    with contextlib.suppress(ValueError):
+        datetime.time.fromisoformat(clock)
+        if zone != "Z":
+            datetime.time.fromisoformat(zone[1:] + ":00")
+        return zone[0] in "Z+-"
+    return False
+
+
+DAYS = [f"{month:02}-{day:02}" for month in range(20) for day in range(40)]
+CLOCKS = [f"{n:02}" for n in range(100)]
+OF_FORMATS = {               # {format: (an independent check, texts)}
+    "date": (is_date, [f"{year}-{day}" for year in (1600, 1999, 2023, 9999) for day in DAYS]),
+    "time": (is_time, [text for n in CLOCKS for text in (
+        f"{n}:00:00Z", f"00:{n}:00Z", f"00:00:{n}Z", f"00:00:00+{n}:00", f"00:00:00-00:{n}")]),
+    "date-time": (lambda text: is_date(text[:10]) and is_time(text[11:]), [
+        *(f"2023-{day}T00:00:00Z" for day in DAYS), *(f"2023-01-01T{n}:00:00Z" for n in CLOCKS)]),
+    "ipv4": (is_address, [text for n in [*map(str, range(1000)), "", "00", "01", "012"]
+                          for text in (f"{n}.0.0.0", f"1.{n}.22.255", f"1.2.3.{n}")])}
+
+
+@pytest.mark.parametrize("name", OF_FORMATS)
+def test_formats_are_those_of_an_independent_check(name):
+    check, texts = OF_FORMATS[name]
+    start = compiled(json.dumps({"type": "string", "format": name}))[0]
+    wrong = [text for text in texts if accepts((start,), json.dumps(text)) != check(text)]
+    assert not wrong and 0 < sum(map(check, texts)) < len(texts)
 
 
 @pytest.mark.parametrize("value, words", [

@@ -3,6 +3,7 @@ file."""
 import builtins
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -69,6 +70,26 @@ def test_a_row_says_what_info_says(here):
     assert entry == {"file": "a.bin", "modified": NOW - 200, "bytes": os.path.getsize("a.bin"),
                      "kind": "chat", "parameters": ne.n_params(TINY), "matrices": "float32",
                      "bits_per_byte": 1.98761, "step": 1200, "n_steps": 3000, "default": True}
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "int8"])
+def test_the_format_of_the_matrices_is_that_of_info(kind, here):
+    tokenizer = bpe.train(b"to be or not to be, that is the question", TINY.vocab_size)
+    ne.write_checkpoint("a.bin", TINY, tokenizer, ne.State(), random_flat(TINY, 1, "f4"),
+                        matrices=kind)
+    [row] = [line for line in told("info", "a.bin").splitlines() if "matrices" in line]
+    want = re.match(r" +matrices +(\w+)", row)[1]
+    assert want == {"f32": "float32", "bf16": "bfloat16", "int8": "int8"}[kind]
+    assert listed()[0]["matrices"] == want and f"  {want} " in told("list").splitlines()[1]
+
+
+def test_info_names_no_value_that_is_not_there(here):
+    """A model that Python code wrote, or quantized from one, names no training text."""
+    write("a.bin")
+    run("quantize", "a.bin", "b.bin")
+    for name in "a.bin", "b.bin":
+        said = told("info", name)
+        assert re.search(r"\n  text +unknown\n", said) and "None" not in said
 
 
 def test_the_newest_comes_first_and_the_star_marks_the_choice_of_chat(here):
@@ -149,7 +170,7 @@ def test_an_incomplete_file_is_shown_as_such(end, here, capsys):
 
 @pytest.mark.parametrize("change", [
     {"config": "{}}"}, {"config": "[1]"}, {"state": '{"new": 1}'}, {"state": '{"step": -1}'},
-    {"config": '{"n_layer": 0}'}, {"state": None}])
+    {"config": '{"n_layer": 0}'}, {"state": None}, {"matrices": "int4"}])
 def test_a_header_that_is_damaged_or_newer_is_unreadable(change, here):
     header, data = take_apart(write(here / "a.bin"))
     meta = header["__metadata__"] | change

@@ -504,6 +504,21 @@ def test_the_loss_of_dpo_is_explained_and_measured_to_the_end(opened, address):
     assert [x.strip() for x in loss.locator(".legend > *").all_inner_texts()] == ["2 · a", "1 · b"]
 
 
+def test_rewards_have_a_chart_in_place_of_the_loss(opened, address):
+    rewards = [{"step": 0, "val_reward": 0.25},
+               *(r | {"reward": 0.5} if "loss" in r else r for r in steps(9))]
+    logs = Logs({"a.jsonl": (9, rewards), "b.jsonl": (1, steps(9))})
+    page = opened(f"{address}/training", routes=logs.routes())
+    page.wait_for_selector("#charts svg")
+    titles = page.locator("#charts figcaption")
+    assert "Reward" in titles.all_inner_texts() and "Loss" not in titles.all_inner_texts()
+    reward = page.locator("#charts figure", has=page.get_by_text("Reward", exact=True))
+    assert reward.locator("circle").count() == 1 and "Higher is better" in reward.inner_text()
+    page.locator("#runs input").nth(1).check()
+    wait(page, "document.querySelector('#charts').innerText.includes('cross-entropy')")
+    assert "Reward" in titles.all_inner_texts()
+
+
 @pytest.mark.slow
 def test_several_runs_share_the_sampled_texts(opened, address):
     """The legend names each run once, although held-out text has a curve beside the batch."""

@@ -2,6 +2,7 @@
 import json
 import math
 import string
+import shutil
 import sys
 
 import numpy as np
@@ -72,6 +73,25 @@ def test_only_validation_has_marks_whatever_the_path_says(log, tmp_path, monkeyp
     marks = {line.get_label(): line.get_marker() for line in saved[0].axes[0].lines}
     assert marks == {f"{log.name}: bits per byte": "None",
                      f"{log.name}: held-out bits per byte": "o"}
+
+
+@pytest.mark.parametrize("names, shown", [
+    (["a/run.jsonl", "b/run.jsonl"], ["a/run.jsonl", "b/run.jsonl"]),
+    (["a/one.jsonl", "b/two.jsonl"], ["one.jsonl", "two.jsonl"]),
+    (["a/run.jsonl", "b/run.jsonl", "b/two.jsonl"], ["a/run.jsonl", "b/run.jsonl", "b/two.jsonl"])])
+def test_the_names_of_curves_differ(names, shown, log, elsewhere, monkeypatch):
+    """Folders are named where two logs have the same name."""
+    needs("matplotlib")
+    from matplotlib.figure import Figure
+    saved = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: saved.append(figure))
+    for name in names:
+        (elsewhere / name).parent.mkdir(exist_ok=True)
+        shutil.copy(log, elsewhere / name)
+    run("plot", *names, "--out", "a.png")
+    labels = [line.get_label() for line in saved[0].axes[0].lines]
+    assert labels == [f"{name}: {kind}" for name in shown for kind in (
+        "bits per byte", "held-out bits per byte")]
 
 
 def test_every_curve_has_a_letter_of_its_own(log, tmp_path, monkeypatch, capsys):

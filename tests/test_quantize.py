@@ -1,7 +1,7 @@
 """Checkpoints whose matrices are int8: what they hold, who reads them, and what is refused."""
 import json
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -113,6 +113,30 @@ def test_it_is_a_quarter_and_forgets_what_only_a_run_needs(tmp_path):
         kind="chat", step=3, bits_per_byte=1.5, text_sha256="cd" * 32, source="chat.bin",
         options=dict(data="a.json"))
     assert b"secret" not in (tmp_path / "b.bin").read_bytes()
+
+
+# Fields of State: those that only the run itself needs, and those that stay
+OF_RUN = {"options": {}, "elapsed": 0.0, "source_sha256": "", "log_sha256": "", "micro_batch": None,
+          "reference": [], "rehearsed_sha256": "", "own_answers": [], "old_right": [],
+          "old_known": []}
+KEPT = dict(kind="chat", template="chatml", bos="<|b|>", eos="<|e|>", stops=["<|s|>"],
+            thinking="off", weights="f32", step=3, n_steps=5, tokens_seen=7, vocab_size=300,
+            bits_per_byte=1.5, best=1.25, best_step=2, rewards=[0.25, 0.5], reward_sha256="ab",
+            mtp_phase=1, text_sha256="cd", source="a.bin", learned=["ef"])
+
+
+def test_each_field_of_a_state_is_kept_or_of_the_run_alone(tmp_path):
+    """The answers of a run are texts of its examples, which may be private, and may be many."""
+    state = ne.State(**KEPT, options={"lr": 0.1}, elapsed=2.5, source_sha256="ab", log_sha256="cd",
+                     micro_batch=3, reference=[0.5], rehearsed_sha256="ef", old_right=[1],
+                     own_answers=[["secret", "", "answer"]], old_known=[2])
+    plain = ne.State()
+    assert all(getattr(state, f.name) != getattr(plain, f.name) for f in fields(state))
+    assert {f.name for f in fields(state)} == OF_RUN.keys() | KEPT.keys()
+    tokenizer = bpe.train(b"to be or not to be, that is the question", TINY.vocab_size)
+    ne.write_checkpoint(str(tmp_path / "a.bin"), TINY, tokenizer, state, random_flat(TINY, 1, "f4"))
+    run("quantize", tmp_path / "a.bin", tmp_path / "b.bin")
+    assert read(tmp_path / "b.bin").state == ne.State(**KEPT, **OF_RUN)
 
 
 @pytest.mark.parametrize("tied", [False, True])

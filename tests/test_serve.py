@@ -460,6 +460,27 @@ def test_one_client_cannot_keep_all_slots(slots, file):
         assert one.cached == 0 and engine.stats.counters["prompt_tokens"] < 4 * 21 + 3
 
 
+@pytest.mark.parametrize("scored", [(True, True), (True, False), (False, True)])
+def test_a_prompt_that_is_scored_keeps_its_slot(scored, file, monkeypatch):
+    """Another client waits for a slot while prompts are scored.  Each token has one score, and
+    scores and answers are those of the same answers alone."""
+    from nanoeuler_parts.serve import engine as module
+    monkeypatch.setattr(module, "SCORED_ROWS", 1)        # so that scoring takes many steps
+    engine = engine_of(file)
+    ids = [[i, *range(2 * module.PATIENCE)] for i in range(3)]
+    own = [answer(x, tokens=9, scored=is_scored, client="a") for x, is_scored in zip(ids, scored)]
+    engine.submit(own)
+    engine.step()
+    other = answer(ids[2], tokens=9, client="b")
+    engine.submit([other])
+    while engine.unfinished():
+        engine.step()
+    for one, x, is_scored in zip([*own, other], ids, (*scored, False)):
+        alone = finished(engine_of(file), answer(x, tokens=9, scored=is_scored))
+        assert one.scores == alone.scores and len(one.scores) == (len(x) - 1) * is_scored
+        assert one.reply.tokens == alone.reply.tokens and len(one.reply.tokens) == 9
+
+
 def test_clients_get_the_slots_in_turns(file):
     """With one slot, whoever has had none for the longest time gets it, and then the earliest."""
     engine, order = engine_of(file, slots=1), []
@@ -1181,9 +1202,27 @@ def test_the_list_says_the_latest_step_of_a_log(file, tmp_path, monkeypatch):
     assert "step" not in found["b.jsonl"]
 
 
-def test_a_log_that_begins_with_a_validation_is_listed(file, tmp_path, monkeypatch):
-    """As one whose first lines were cut off"""
-    record = {"step": 10, "val_bits_per_byte": 2.5, "windows": 64}
+@pytest.mark.parametrize("planned", [None, 0, 900])
+@pytest.mark.parametrize("at_end", [None, {"stopped": True}, {"stopped": False}])
+def test_the_end_of_a_log_says_how_long_the_run_was(planned, at_end, tmp_path):
+    """A run by minutes plans again while it trains; it was as long as its last record says."""
+    from nanoeuler_parts.serve.runs import latest_step
+    last = {"step": 40, "loss": 5.0, "ms": 9.0, "n_steps": planned}
+    records = [last | {"step": 39, "n_steps": 7}, last, {"step": 40, "val_bits_per_byte": 2.5},
+               *([{"step": 40, "n_steps": 41, **at_end}] if at_end else [])]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    with open(path, "rb") as f:
+        found = latest_step(f, path.stat().st_size)
+    assert found == {"step": 40, "ms": 9.0, "n_steps": 41 if at_end else planned} | (
+        {"stopped": True} if at_end == {"stopped": True} else {})
+
+
+@pytest.mark.parametrize("record", [
+    {"step": 10, "val_bits_per_byte": 2.5, "windows": 64},
+    {"step": 0, "val_reward": 0.25, "questions": 9, "val_failed": 0, "val_length": 7.5}])
+def test_a_log_that_begins_with_a_validation_is_listed(record, file, tmp_path, monkeypatch):
+    """As one of rl, or one whose first lines were cut off"""
     (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
     with watching(file, tmp_path, monkeypatch) as read:
         assert read("a.jsonl")["records"] == [record]

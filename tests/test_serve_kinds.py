@@ -445,6 +445,41 @@ def test_log_probabilities_are_the_same_in_every_protocol(at):
     assert sum((e["logprobs"] for e in events if e["type"].endswith("text.delta")), []) == want
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_a_length_of_ollama_that_is_not_positive_is_none(at, path):
+    """As in Ollama: -1 and 0 mean no limit, and -2 the rest of the context."""
+    def replied(options):
+        said = post(at, path, {**BODIES[path], "options": {"temperature": 2, "seed": 6, **options}})
+        assert said[0] == 200, said
+        return said[2]["eval_count"], said[2].get("response") or said[2]["message"]["content"]
+
+    whole = replied({})
+    assert whole[0] > 4 and all(replied({"num_predict": n}) == whole for n in (-2, -1, 0))
+    for n in 1, 4:
+        assert replied({"num_predict": n})[0] == n
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 5])
+def test_there_are_as_many_alternatives_as_are_requested(at, k):
+    """0 asks for the sampled token alone.  The others are the first of a request for 20."""
+    asked = {"temperature": 2, "seed": 6}
+    path = "/v1/completions"
+    for more in ({}, {"echo": True}):
+        few, many = ([found["logprobs"] for found in post(at, path, {
+            **BODIES[path], **asked, **more, "logprobs": n})[2]["choices"]] for n in (k, 20))
+        for x, y in zip(few, many, strict=True):
+            assert x["tokens"] == y["tokens"] and x["token_logprobs"] == y["token_logprobs"]
+            for token, p, best, twenty in zip(x["tokens"], x["token_logprobs"], x["top_logprobs"],
+                                              y["top_logprobs"], strict=True):
+                assert best == (None if p is None else
+                                dict([*twenty.items()][:k]) | {token: twenty[token]})
+    path = "/v1/chat/completions"
+    few, many = (post(at, path, {**BODIES[path], **asked, "logprobs": True, "top_logprobs": n})[2][
+        "choices"][0]["logprobs"]["content"] for n in (k, 20))
+    assert len(few) == 4 and all(len(x["top_logprobs"]) == k for x in few)
+    assert few == [{**x, "top_logprobs": x["top_logprobs"][:k]} for x in many]
+
+
 @pytest.mark.parametrize("path, more", [
     ("/api/chat", {}), ("/api/chat", {"stream": True}), ("/api/generate", {}),
     ("/api/generate", {"stream": True}), ("/api/generate", {"raw": True})])

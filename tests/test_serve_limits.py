@@ -822,6 +822,25 @@ def test_a_name_that_another_leads_here_is_refused(file, host):
         assert status(address, "mybox.example", authorization="Bearer s3cret") == 200
 
 
+@pytest.mark.parametrize("form", ["{}", "{}.", "{}:8000", "{}.:8000"])
+@pytest.mark.parametrize("option", ["host", "allow_host", "origin", ""])
+def test_each_option_with_a_name_allows_that_name(option, form, monkeypatch):
+    """And no other name.  Upper case and a final dot make no difference, in the option neither."""
+    from nanoeuler_parts.serve.names import Names
+    from nanoeuler_parts.serve.verb import Serving
+    monkeypatch.setattr(socket, "gethostname", lambda: "Own")
+    for name in "Box.example", "box.example.":
+        value = {"host": name, "allow_host": [name], "origin": [f"https://{name}:8443"]}
+        given = {option: value[option]} if option else {}
+        names = Names(Serving(**given).check())
+        for asked in "box.example", "BOX.example":
+            assert names.allows_host(form.format(asked)) == (option != "")
+        for asked in "own", "OWN.local", "localhost", "a.localhost":
+            assert names.allows_host(form.format(asked))
+        for asked in "example", "x.box.example", "box.example.com", "own.example", "local":
+            assert not names.allows_host(form.format(asked)), asked
+
+
 @pytest.mark.parametrize("text, want", [
     ("https://Example.org", "https://example.org"), ("http://a.b:80/", "http://a.b"),
     ("https://a.b:8443", "https://a.b:8443"), ("http://[::1]:81", "http://[::1]:81"),

@@ -343,3 +343,15 @@ def test_the_log_has_a_line_for_each_request(file, capsys):
         send(at, "GET", "/health")
         until(lambda: server.requests.answered())
     assert capsys.readouterr().err == "" and Serving().access_log
+
+
+@pytest.mark.parametrize("n", [12_345, 999_999, 1_250_000, 123_456_789, 7_300_000_000])
+@pytest.mark.parametrize("weights, level", [
+    ("f32", "F32"), ("bf16", "BF16"), ("int8", "INT8"), ("", "unknown")])
+def test_ollama_is_told_the_size_and_the_format_of_a_model(n, weights, level):
+    """The size in millions of parameters; a model that is not loaded may have no format yet."""
+    from nanoeuler_parts.serve.ollama import details
+    found = details({"parameters": n, "weights": weights})
+    size, unit = found["parameter_size"][:-1], found["parameter_size"][-1]
+    assert unit == "M" and abs(float(size) * 1e6 - n) <= 0.05e6 + 1
+    assert found["quantization_level"] == level and found["parent_model"] == ""

@@ -195,6 +195,25 @@ def test_a_system_message(name, chat):
     assert b"Be kind." not in TOKENIZER.decode(c.speaker.prompt)
 
 
+@pytest.mark.parametrize("tokens", [0, 1, 199, 200, 201, 399, 400, 401, 10_000])
+@pytest.mark.parametrize("name", ["chatml", "zephyr"])
+def test_as_many_exchanges_as_fit_are_kept(tokens, name, chat):
+    """The answer has room for --tokens, but for at most half of the context of 400."""
+    s = chat(name, tokens=tokens).speaker
+    said = [(role, f"{i} {role} to be") for i in range(40) for role in ("user", "assistant")]
+
+    def ids_of(n):
+        """The prompt with the last n exchanges"""
+        asked = [*said[len(said) - 2 * n:], ("user", "Well?")]
+        return chat_ids(s.template, asked, s.state, TOKENIZER)
+
+    n = max(n for n in range(41) if len(ids_of(n)) <= 400 - min(tokens, 200))
+    assert 1 < n < 40
+    s.said = [*said]
+    assert [*s.decoder.tokens, *s.ids_to_read("Well?")] == ids_of(n)
+    assert len(s.said) == 2 * n + 2 and s.dropped == said[:len(said) - 2 * n]
+
+
 def test_a_system_message_survives_a_full_context(chat, tmp_path):
     c = chat()
     c.type("/system Be brief.", *(f"{i} {'to be or not ' * 8}" for i in range(9)))

@@ -1,6 +1,7 @@
 """Tokenizers of other families: ids as in Hugging Face `tokenizers`, files in and out."""
 import copy
 import functools
+import itertools
 import json
 import random
 import re
@@ -262,6 +263,27 @@ def test_any_bytes_survive_sentencepiece():
     assert ours.decode(ours.encode(odd)) == odd
 
 
+def test_a_setting_that_changes_the_ids_changes_the_hash():
+    """The hash names the cache of a text's tokens.  Each of these tokenizers differs from others in
+    one setting."""
+    roots = []
+    for pattern, normalizer, whole, begins in itertools.product(
+            PATTERNS, (None, {"type": "NFC"}), (False, True), (False, True)):
+        root = json.loads(byte_level(LLAMA3, begins=True).to_str())  # always the same tokens
+        root["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = pattern
+        root["normalizer"], root["model"]["ignore_merges"] = normalizer, whole
+        if not begins:
+            root["post_processor"] = None
+        roots.append(root)
+    roots += [pieces(blanks, symbols=symbols, begins=begins, **model)
+              for blanks in BLANKS if blanks != "Gemma"  # whose ids are those of "never"
+              for symbols in ((), SYMBOLS) for begins in (False, True)
+              for model in ({}, {"fuse_unk": False}, {"fallback": False}, {"merges": []})]
+    roots += [pieces("Llama 2", ignore_merges=True), {**pieces("Llama 2"), "prefix": "once"}]
+    hashes = [tokenizer_of(root).hash() for root in roots]
+    assert len({*hashes}) == len(roots) == 114
+
+
 @pytest.mark.parametrize("blanks", ["Llama 2", "Mistral"])
 def test_a_text_after_a_token(blanks):
     """In a chat template, a special token precedes it: Llama 2 writes a blank there, too."""
@@ -430,6 +452,30 @@ def test_added_tokens_of_gguf_are_made_from_text(pre):
     assert 402 not in ours.encode("<|end|>") and ours.specials["<|end|>"] == 402
     again = gguf_of_tokenizer(ours)
     assert again["tokenizer.ggml.token_type"][400:] == [4, 4, 3]
+
+
+@pytest.mark.parametrize("key", ["bos", "eos", "eot", "eom"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_beginning_or_an_end_of_gguf_is_special(family, key):
+    """Whatever its type: here each of two added tokens is USER_DEFINED."""
+    if family == "gpt2":
+        root = json.loads(trained_bytes())
+        tokens, kinds = [*root["model"]["vocab"]], [1] * 396 + [3] * 4
+        words = dict(pre="gpt-2", merges=root["model"]["merges"])
+    else:
+        tokens, scores, kinds = map(list, zip(*listed_pieces()))
+        words = dict(scores=[*scores, 0.0, 0.0])
+    n = len(tokens)
+    words |= dict(model=family, tokens=[*tokens, "<|end|>", "<think>"], token_type=[*kinds, 4, 4],
+                  add_bos_token=False)
+    assert {*tokenizer_of_gguf(words).symbols} == {"<|end|>", "<think>"}
+    ours = tokenizer_of_gguf({**words, f"{key}_token_id": n})
+    assert ours.specials["<|end|>"] == n and ours.symbols == {"<think>": n + 1}
+    ids = ours.encode("a<|end|><think>").tolist()
+    assert n not in ids and ids.count(n + 1) == 1
+    for k in -1, n + 2:
+        with pytest.raises(ne.UserError, match=f"{key}_token_id is {k}, expected 0 to {n + 1}"):
+            tokenizer_of_gguf({**words, f"{key}_token_id": k})
 
 
 @pytest.mark.parametrize("k, is_read", [(400, True), (401, False), (403, False), (399, False)])

@@ -1,5 +1,6 @@
 """Writes and reads GGUF files, the format of llama.cpp, for the verbs `export` and `import`.  The
 package gguf implements the format."""
+import json
 import math
 import os
 import re
@@ -156,10 +157,12 @@ def gguf_meta(c):
     cfg, s, specials = c.cfg, c.state, c.tokenizer.specials
     type_of = {f.name: f.type for f in fields(Config)}   # a float field stays a float, even 10000
     ends = [(f"{key}_token_id", k) for key, k in zip(ENDS, different_ends(c))]
-    begins = [("bos_token_id", specials[s.bos])] if s.bos in specials else []
+    own = specials.get(s.bos)                # bos_token of a template
+    first = next(iter(c.tokenizer.begins), own)          # llama.cpp has one token for both
+    begins = [] if first is None else [("bos_token_id", first)]
     template = (s.template or ALPACA) if s.kind == "chat" else ""
-    if not begins and "bos_token" in template:           # else llama.cpp gives it some token
-        template = "{% set bos_token = '' %}" + template
+    if "bos_token" in template and (own is None or own != first):
+        template = f"{{% set bos_token = {json.dumps(s.bos)} %}}{template}"
     of_model = {**{key: type_of[name](getattr(cfg, name)) for name, _, key in LLAMA if key},
                 "attention.value_length": cfg.head_dim, "rope.dimension_count": cfg.head_dim,
                 **scaling_keys(cfg)}
@@ -270,6 +273,9 @@ def write_gguf(path, c, matrices):
     if not 0 < len(ends) <= len(ENDS):
         note(f"GGUF has places for 1 to {len(ENDS)} tokens that end an answer, and this model has "
              f"{len(ends)}; llama.cpp may end answers elsewhere")
+    if (n := len(c.tokenizer.begins)) > 1:
+        note(f"GGUF has a place for 1 token that begins a text, and this tokenizer has {n}; "
+             f"llama.cpp adds the first one alone")
     file = gguf.GGUFWriter(path, FAMILIES[kind_of(c.cfg)].gguf)
     kinds = gguf.GGMLQuantizationType
     add = {int: file.add_uint32, float: file.add_float32, bool: file.add_bool,

@@ -298,8 +298,14 @@ def holds_heads_alone(path):
     with reading_form(path, "name another directory"), open(path, "rb", opener=regular) as f:
         return all(map(is_head, read_header(f)[2]))
 
+# Files that `export` does not write.  transformers would read them instead of those that it writes.
+FIRST_READ = {"chat_template.jinja": "the template in it",
+              "special_tokens_map.json": "the tokens in it",
+              "adapter_config.json": "the model of the adapter"}
+
 def need_folder(c, folder, force):
-    """Rejects a path that is not a directory, and a directory where `export` would overwrite files.
+    """Rejects a path that is not a directory, and a directory where `export` would overwrite files,
+    or where a file of FIRST_READ would replace a part of the model.
     Even with --force, `export` never deletes the mtp.safetensors of another program."""
     missing = os.path.abspath(folder)
     if not os.path.isdir(folder):
@@ -310,6 +316,10 @@ def need_folder(c, folder, force):
         return need_writable(missing, "name another directory")
     for name in (*llama_files(c), "model.safetensors", "mtp.safetensors"):
         refuse_overwrite(os.path.join(folder, name), force)
+    for name, part in FIRST_READ.items():
+        need(not os.path.lexists(os.path.join(folder, name)), f"{folder} has {name}, so "
+             f"transformers would use {part} instead of what `export` writes; name another "
+             f"directory, or remove the file")
     of_heads = os.path.join(folder, "mtp.safetensors")
     if c.cfg.n_mtp == 1 and os.path.exists(of_heads):    # perhaps from an earlier export
         need(holds_heads_alone(of_heads),

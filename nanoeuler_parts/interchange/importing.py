@@ -20,7 +20,7 @@ from nanoeuler_parts.files.safetensors import (
 from nanoeuler_parts.files.writing import need_another, refuse_overwrite
 from nanoeuler_parts.flags import arg, file_name, FORCE, typed
 from nanoeuler_parts.interchange.forms import reading_form
-from nanoeuler_parts.interchange.gguf import llama_of_gguf
+from nanoeuler_parts.interchange.gguf import llama_of_gguf, PART
 from nanoeuler_parts.interchange.huggingface import (
     folder_of_hub, IN_HUB, llama_of_folder, WEIGHTS_OF_LLAMA,
 )
@@ -78,6 +78,16 @@ def tensors_to_write(f, source, matrices):
         found[name] = Computed(dtype, shape, rows, max(1, BLOCK // (4 * columns)))
     return found
 
+def files_beside(source):
+    """The files that an import may read besides its source: those in a directory, or the parts of
+    a split GGUF file"""
+    at = pathlib.Path(source)
+    if at.is_dir():
+        return [*at.glob("*")]
+    part = PART.fullmatch(at.name)
+    return [at.with_name(f"{part[1]}{k:05}-of-{part[3]}.gguf")
+            for k in range(1, int(part[3]) + 1)] if part else []
+
 def import_llama(source, out, dtype, force):
     """`import`: converts a Llama in a directory, a GGUF file or the Hub to a checkpoint."""
     need(dtype in ("f32", "bf16", "int8"), f"--dtype is {dtype}, expected f32, bf16 or int8")
@@ -85,7 +95,7 @@ def import_llama(source, out, dtype, force):
     refuse_overwrite(out, force)
     if not os.path.exists(source) and IN_HUB.fullmatch(source):
         source = folder_of_hub(source)
-    for path in pathlib.Path(source).glob("*") if os.path.isdir(source) else ():
+    for path in files_beside(source):
         need_another(out, path)
     if not os.path.isfile(os.path.join(source, "config.json")):
         need_no_adapter(source)

@@ -45,7 +45,8 @@ def write_quantized(file, out, n_mtp):
     learned = os.path.basename(str(c.state.options.get("data", "")))
     state = replace(c.state, options={"data": learned} if learned else {}, elapsed=0.0,
                     source=os.path.basename(c.state.source), source_sha256="", log_sha256="",
-                    micro_batch=None, reference=[])
+                    micro_batch=None, reference=[], rehearsed_sha256="", own_answers=[],
+                    old_right=[], old_known=[])
     note_large(f"rounding to int8 and writing {out}", c.flat.nbytes)
     write_checkpoint(out, c.cfg, c.tokenizer, state, c.flat, matrices="int8")
     print(f"{printable(out)}: {n_params(c.cfg):,} parameters, "

@@ -116,7 +116,11 @@ def tokenizer_of_gguf(words):
     need(not adds or "bos_token_id" in words, "it begins texts with a token (add_bos_token), but "
          "tokenizer.ggml.bos_token_id is missing")
     begins = [tokens[words["bos_token_id"]]] if adds else []
-    kinds = words.get("token_type") or [NORMAL] * len(tokens)
+    kinds = [*(words.get("token_type") or [NORMAL] * len(tokens))]
+    for key in ENDS:                             # special for llama.cpp, too, whatever their type
+        k = words.get(f"{key}_token_id")
+        if k is not None and kinds[k] == USER_DEFINED:
+            kinds[k] = CONTROL
     if pieces:
         need(not words.get("remove_extra_whitespaces"), "its tokenizer removes blanks "
              "(remove_extra_whitespaces), expected none to be removed")
@@ -128,10 +132,6 @@ def tokenizer_of_gguf(words):
     need(len(ids) == len(tokens), "two tokens have the same name")
     cutting, whole, _ = PRE[pre]
     kind_of = dict(zip(tokens, kinds, strict=True))
-    for key in ENDS:                             # special for llama.cpp, too, whatever their type
-        name = tokens[words.get(f"{key}_token_id", 0)]
-        if f"{key}_token_id" in words and kind_of[name] == USER_DEFINED:
-            kind_of[name] = CONTROL
     specials = {name: k for name, k in ids.items() if kind_of[name] in (UNKNOWN, CONTROL, UNUSED)}
     symbols = {name: k for name, k in ids.items() if kind_of[name] == USER_DEFINED}
     return bpe.Tokenizer.from_root(dict(

@@ -68,7 +68,7 @@ class Names:
         self.any = bool(options.api_key)
         own = plain(socket.gethostname())
         self.hosts = {own, f"{own}.local", plain(options.host), *map(host_in, options.allow_host),
-                      *(urlsplit(origin).hostname for origin in self.origins)}
+                      *(plain(urlsplit(origin).hostname) for origin in self.origins)}
 
     def allowed_origin(self, origin):
         """The origin of a request if --origin allows it, otherwise None"""

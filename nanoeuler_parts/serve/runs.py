@@ -49,10 +49,15 @@ def record_in(line):
     return {name: value for name, value in record.items() if len(name) <= 64 and valid(value)}
 
 
+# Fields of a log's first record: of a step, or of a validation before it
+OF_FIRST = {"loss", "val_bits_per_byte", "val_reward"}
+
+
 def is_log(f):
-    """Whether the first line is the record of a step.  Files of prompts end in .jsonl, too."""
+    """Whether the first line is the record of a step or of a validation.  Files of prompts end in
+    .jsonl, too."""
     record = record_in(f.readline(1 << 16).decode("utf-8", "replace"))
-    return bool({"loss", "val_bits_per_byte"} & {*(record or ())})
+    return bool(OF_FIRST & {*(record or ())})
 
 
 def latest_step(f, size):

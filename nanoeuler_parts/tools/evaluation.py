@@ -23,7 +23,9 @@ from nanoeuler_parts.chat.speaker import Speaker
 from nanoeuler_parts.chat.verbs import print_template_note
 from nanoeuler_parts.checkpoint.bundled import model_path, shown_name
 from nanoeuler_parts.checkpoint.file import begins_as_checkpoint, read_checkpoint, sha256_of
-from nanoeuler_parts.files.corpora import END, files_in, is_corpus, marker_of, stream_of
+from nanoeuler_parts.files.corpora import (
+    END, files_in, is_corpus, marker_of, stream_of, with_begins,
+)
 from nanoeuler_parts.files.printing import counted, MOST_SILENT, with_progress
 from nanoeuler_parts.files.texts import read_text
 from nanoeuler_parts.files.writing import need_another, refuse_overwrite, replacing
@@ -87,12 +89,12 @@ class EvalOptions(Sampling):
 # being the stride, and scores the tokens that no earlier window scored: the first window scores T
 # tokens, each later one S.  So every token but the first of the text is scored once.  A scored
 # token has at least T - S tokens before it in its window (except in the first window).  A file of
-# documents is one text, as in training (files/corpora.py).  The tokens that end its documents are
-# read, but not scored.
+# documents is one text, as in training (files/corpora.py).  The tokens that begin or end its
+# documents are read, but not scored.
 class Text(NamedTuple):
     domain: str
     tokens: np.ndarray         # ids of the whole text, int32
-    n: int                     # tokens to score: not the first one, and none that ends a document
+    n: int                     # tokens to score: neither the first one, nor those around documents
     n_bytes: int               # of these tokens
     sha256: str
 
@@ -123,7 +125,8 @@ def read_texts(names, options, tokenizer, end):
         if mark:
             n_bytes -= text.count(mark)
             tokens[tokens == marker_of(tokenizer, end)] = end
-        n = int(np.count_nonzero(tokens[1:] != end))
+            tokens = with_begins(tokens, end, tokenizer.begins, first=False)
+        n = int(np.count_nonzero(~np.isin(tokens[1:], (end, *tokenizer.begins))))
         if not n and domain not in names:    # from a folder or a pattern
             continue
         need(n, f"{domain}: expected 2 tokens or more, as the first one has no prediction, found "
@@ -145,15 +148,15 @@ def window_of(cfg, options):
          f"windows would not be scored")
     return T, S
 
-def scored_windows(tokens, starts, T, S, end):
+def scored_windows(tokens, starts, T, S, marks):
     """tokens, targets (B, T) of the windows that begin at `starts`, a range.  A target is -1 if an
-    earlier window scores it, or if it ends a document."""
+    earlier window scores it, or if it is one of `marks`, ids that begin or end a document."""
     x, [y] = windows(tokens, starts, T, P=1)
     y[np.array(starts) > 0, :T - S] = -1
-    y[y == end] = -1
+    y[np.isin(y, marks)] = -1
     return x, y
 
-def score_text(model, text, T, S, end, options):
+def score_text(model, text, T, S, marks, options):
     """The Score of a text"""
     n, nats = len(text.tokens) - 1, []       # n tokens have a prediction
     T = min(T, n)
@@ -161,7 +164,7 @@ def score_text(model, text, T, S, end, options):
     B = batch_size(model.cfg, T, options)
     parts = [starts[i:i + B] for i in range(0, len(starts), B)]
     for part in with_progress(parts, text.domain):
-        nats += model.losses(*scored_windows(text.tokens, part, T, S, end)).tolist()
+        nats += model.losses(*scored_windows(text.tokens, part, T, S, marks)).tolist()
     total = math.fsum(nats)                  # independent of the batches
     need(total < 700 * n, f"{text.domain}: the mean loss is {total / n:g} nats per token, expected "
          f"less than 700; {TOO_LARGE}")
@@ -185,13 +188,13 @@ def figures_of(scores):
     return {"tokens": tokens, "bytes": n_bytes, "nats": nats, "nats_per_token": nats / tokens,
             "perplexity": math.exp(nats / tokens), "bits_per_byte": nats / math.log(2) / n_bytes}
 
-def measure_texts(model, texts, T, S, end, options):
+def measure_texts(model, texts, T, S, marks, options):
     """Prints a row per domain, and returns all figures."""
     began = time.perf_counter()
     print(f"windows of {counted(T, 'token')}, stride {S}, {model.device()}", flush=True)
     scores, digests = {}, {}
     for text in texts:
-        score = score_text(model, text, T, S, end, options)
+        score = score_text(model, text, T, S, marks, options)
         scores.setdefault(text.domain, []).append(score)
         digests.setdefault(text.domain, []).append(text.sha256)
     seconds = time.perf_counter() - began
@@ -540,7 +543,7 @@ def evaluate(file=None, decoder=Decoder, engine=Model, settings=EvalOptions, dat
     if adapter:
         found["adapter"] = {"folder": adapter, "sha256": digest_of(adapter)}
     if texts:
-        found["texts"] = measure_texts(model, texts, T, S, end, options)
+        found["texts"] = measure_texts(model, texts, T, S, (end, *c.tokenizer.begins), options)
     if asked:
         began = time.perf_counter()
         if rewards:

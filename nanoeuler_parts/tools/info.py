@@ -48,8 +48,8 @@ def rows_of(cfg, s):
 
 def text_of(s):
     """The names of the training data of a State, and the beginning of their checksum"""
-    text = names_in(str(s.options.get("data")))
-    # unknown for an imported model
+    text = names_in(str(s.options.get("data") or "unknown"))
+    # without a checksum for an imported model
     return f"{text}, sha256 {s.text_sha256[:12]}" if s.text_sha256 else text
 
 def progress_of(s):

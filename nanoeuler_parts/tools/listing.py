@@ -14,6 +14,7 @@ from nanoeuler_parts.files.printing import counted
 from nanoeuler_parts.files.safetensors import read_meta
 from nanoeuler_parts.flags import arg, file_name, typed
 
+MATRICES = {"f32": "float32", "bf16": "bfloat16", "int8": "int8"}        # in a checkpoint
 UNITS = {"year": 365 * 86_400, "day": 86_400, "hour": 3600, "minute": 60}        # in seconds
 
 def age(seconds):
@@ -66,11 +67,12 @@ def described(path):
         with reading(path, "name another file"):
             cfg = Config(**json.loads(meta["config"])).check()
             state = State(**json.loads(meta["state"])).check()
+            matrices = MATRICES[meta.get("matrices", "f32")]
     except UserError:                        # damaged, or written by a newer version
         return {"problem": "unreadable"}
     return {"kind": "chat" if state.kind == "chat" else "base", "parameters": n_params(cfg),
-            "matrices": "int8" if meta.get("matrices") == "int8" else "float32",
-            "bits_per_byte": state.bits_per_byte, "step": state.step, "n_steps": state.n_steps}
+            "matrices": matrices, "bits_per_byte": state.bits_per_byte, "step": state.step,
+            "n_steps": state.n_steps}
 
 def entries_of(found):
     """A dict for each checkpoint among the files.  A file that cannot be opened may be one."""

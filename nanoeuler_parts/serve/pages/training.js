@@ -12,7 +12,7 @@ const MOST_RUNS = 200, MOST_READS = 16, MOST_RECORDS = 50_000, MOST_STEPS = 2 **
 const MOST_HEADS = 64, MOST_GAPS = 50, MOST_TICKS = 12, MOST_SAMPLES = 8, LONGEST_SAMPLE = 4000;
 const RANGES = {
   loss: [-1e12, 1e12], bits_per_byte: [-1e12, 1e12], val_bits_per_byte: [-1e12, 1e12],
-  val_loss: [-1e12, 1e12], margin: [-1e12, 1e12],
+  val_loss: [-1e12, 1e12], margin: [-1e12, 1e12], reward: [-1e12, 1e12], val_reward: [-1e12, 1e12],
   lr: [0, 1e6], norm: [0, 1e15], ms: [0, 1e12], tokens_per_s: [0, 1e15], age: [0, 1e10],
 };
 
@@ -480,6 +480,9 @@ const headsOf = (run) => run.records.reduce((most, r) => Math.max(most, r.heads?
 // Does this run learn preferences?  Then its loss is that of dpo, also in its validations.
 const ofPairs = (run) => run.records.some((r) => r.margin !== undefined);
 
+// Does this run learn from rewards?  Its loss, near 0 in every step, says little.
+const ofRewards = (run) => run.records.some((r) => (r.reward ?? r.val_reward) !== undefined);
+
 const MEANING = {
   text: "Mean cross-entropy of the next token, in nats. Lower is better. Nats divided by ln 2 are bits.",
   pairs: "Loss of dpo, in nats: the mean of -ln sigmoid(margin) over the pairs of answers. A margin says " +
@@ -520,7 +523,10 @@ function draw() {
       faint ? " Faint lines: batches." : ""}`,
     lines(chosen, ["batch", (r) => r.bits_per_byte, { faint }],
       ["validation", (r) => r.val_bits_per_byte, { dots: true }])),
-    lossFigure(chosen),
+    figure("Reward", "Mean reward of sampled answers (batch), and of the most probable answers to held-out " +
+      "questions (validation). Higher is better.",
+    lines(chosen, ["batch", (r) => r.reward], ["validation", (r) => r.val_reward, { dots: true }])),
+    lossFigure(chosen.filter((run) => !ofRewards(run))),
     figure("Learning rate (lr)", "How far a step moves the weights. It rises during the warm-up and " +
       "falls towards the end.", lines(chosen, ["lr", (r) => r.lr])),
     figure("Tokens per second", "Training speed.",
