@@ -32,7 +32,14 @@ def memory_table(cfg, B, T, dtype, buffers=nc.buffer_table, kept=None, top=nc.PA
             ("samples", n * dtype.itemsize + size * (
                 2 * cfg.n_layer * cfg.n_kv_head * cfg.seq_len * cfg.head_dim)
              + (0 if dtype != np.uint16 or nc.rows_refused(cfg, top) else
-                nc.fast_decoder().rows_bytes(cfg)))]
+                nc.fast_decoder().rows_bytes(cfg) + bytes_of_lists(cfg.vocab_size)))]
+
+def bytes_of_lists(V):
+    """Returns the bytes of the lists in which the fast decoder samples tokens, beyond the 8 V bytes
+    per row that its `rows_bytes` counts for them.  An entry and its odds have 16 bytes."""
+    from nanoeuler_parts.decode.sampling import room_for_list
+    from nanoeuler_parts.decode.table import AT_ONCE
+    return AT_ONCE * (16 * room_for_list(V) - 8 * V)
 
 # Rows of the memory table that do not depend on the batch.  The last one is of several GPUs.
 HELD = ("parameters", "gradients", "AdamW moments", "bfloat16 copies", "Muon's matrices",

@@ -146,6 +146,7 @@ UPWARD = {
       for name in ("device_verb", "self_tests", "gradient_check", "ladder", "on_one_gpu",
                    "doctor")),
     ("tools.on_gpu", "on_one_gpu", "gpu_lora"),
+    ("gpu_memory", "bytes_of_lists", "decode"),          # if the folder is there
     *(("tools.on_gpu", name, "selftests") for name in ("self_tests", "gradient_check", "ladder")),
     ("tools.on_gpu", "training_verb", "ranks"),
     ("nanoeuler_cuda", "tensor_cores", "tensor_cores"),
