@@ -88,3 +88,18 @@ def test_each_token_can_be_drawn():
     z, n = np.zeros(37, np.float32), 37
     for i in range(n):
         assert on_block(z, request(uniform=(i + 0.5) / n))[0] == i
+
+
+@pytest.mark.parametrize("top_p", (0.6, 0.9))
+def test_the_stricter_of_two_limits_decides_among_equal_logits(top_p):
+    """Top-k keeps three of the five equal tokens, and top-p two or all five."""
+    z = np.array([0, 1, 0, 0, 0, 0], np.float32)
+    for uniform in (0.5, 0.99):
+        draw = request(top_k=4, top_p=top_p, uniform=uniform)
+        assert on_block(z, draw)[0] == on_cpu(z, draw)
+
+
+def test_a_token_with_the_least_probability_is_kept():
+    """With min-p 1, these are the tokens that are as probable as the most probable one."""
+    z = np.array([3, 0, 3, 3, 2], np.float32)
+    assert [on_block(z, request(min_p=1.0, uniform=u))[0] for u in (0.1, 0.5, 0.9)] == [0, 2, 3]
