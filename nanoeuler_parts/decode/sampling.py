@@ -98,11 +98,11 @@ def kth_largest(key, k):
             found = higher
     return found
 
-# Most tokens are too improbable to be kept.  The block lists the others, and works on with these.
-# Each warp has a run of neighbouring tokens, and lists its candidates where its run begins.  An
-# entry of the list has the key of a logit in its upper half, and the token in its lower half.
-# Behind the last one are zeros, up to a multiple of LISTED_AT_A_TIME, so that loops need not ask
-# where the list ends.  Zero is no key of a logit.
+# Most tokens are too improbable to be kept.  The block makes a list of the others, the candidates,
+# and then reads only this list.  Each warp has a run of neighbouring tokens, and writes its own
+# candidates from the place where the run begins.  An entry has the key of a logit in its upper
+# half, and the token in its lower half.  The candidates are followed by zeros, up to a multiple of
+# LISTED_AT_A_TIME, so that loops need not ask where the list ends.  No logit has the key 0.
 def room_for_list(V):
     """Returns how many numbers the lists of all warps need: those of V tokens, and the zeros."""
     return cdiv(V, WARP * LISTED_AT_A_TIME) * WARP * LISTED_AT_A_TIME
@@ -151,7 +151,7 @@ def list_candidates(listed, odds, z, V, run, lowest, largest, temperature):
 def cutoff_of(listed, odds, first, last, want, by_count):
     """Finds where top-k or top-p cuts off.  In descending order, the candidates of all warps are
     kept until the sum of their odds reaches want > 0, or, if by_count, until their number does.
-    first, last: the entries of this lane, and of all lanes after it, as in `sample_one`
+    first, last: this lane's entries are listed[first:last:WARP]
 
     Returns the key of the last kept logit, and how many logits with this key are kept.  If all
     candidates together do not reach `want`, the key is 0, and all are kept.
@@ -174,7 +174,7 @@ def cutoff_of(listed, odds, first, last, want, by_count):
             above = reached
         elif reached >= want:
             key, of_each = higher, f64(0)
-    of_each = block_max(of_each)             # 0 if the key is 0, which no logit has
+    of_each = block_max(of_each)             # the odds of a logit with this key, or 1
     return key, max(f64(1), math.ceil((want - above) / of_each)) if key > 0 else f64(0)
 
 @inlined
@@ -216,7 +216,7 @@ def sample_one(token, z, odds, listed, V, top_token, best_key, draw):
         lowest = max(lowest, kth_largest(best_key, draw[TOP_K]))
     run = len(listed) // WARP
     n = list_candidates(listed, odds, z, V, run, lowest, largest, temperature)
-    # this lane's entries are each 32nd one of first:last, which has as many in all lanes.  Loops of
+    # This lane's entries are listed[first:last:WARP], as many as those of the other lanes.  Loops of
     # int32 need fewer registers.
     first = i32(cuda.threadIdx.x // WARP * run + cuda.threadIdx.x % WARP)
     last = i32(first + n)
