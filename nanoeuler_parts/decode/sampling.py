@@ -216,7 +216,7 @@ def sample_one(token, z, odds, listed, V, top_token, best_key, draw):
         lowest = max(lowest, kth_largest(best_key, draw[TOP_K]))
     run = len(listed) // WARP
     n = list_candidates(listed, odds, z, V, run, lowest, largest, temperature)
-    # This lane's entries are listed[first:last:WARP], as many as those of the other lanes.  Loops of
+    # This lane has the entries listed[first:last:WARP], as many as the other lanes.  Loops of
     # int32 need fewer registers.
     first = i32(cuda.threadIdx.x // WARP * run + cuda.threadIdx.x % WARP)
     last = i32(first + n)
