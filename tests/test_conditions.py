@@ -104,8 +104,8 @@ CASES = {
         step((0, [], 0)), step((0, [1], -1)), step((0, [1], 2)), step((0, [-1], 1)),
         step((0, [V], 1))],
     "Model.__init__": [lambda: ne.Model(TINY, random_flat(TINY, 1), dtype=np.float32)],
-    "Model.run": [
-        run(np.zeros((1, 0))), run(np.zeros((1, T + 1))), run([[-1]]), run([[V]])],
+    "Model.run": [run(np.zeros((1, 0))), run(np.zeros((1, T + 1)))],
+    "check_ids": [run([[-1]]), run([[V]])],
     "Reply.__init__": [reply([]), reply([1], stop=["a"])],
     "messages_in": [
         lambda: messages_in("x", "m"), lambda: messages_in([], "m"),

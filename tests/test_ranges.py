@@ -308,7 +308,8 @@ def ends_in_gguf(n, capsys):
         patch.setattr("gguf.GGUFWriter", accept)
         patch.setattr(gguf, "different_ends", lambda c: range(n))
         with pytest.raises(Accepted):
-            gguf.write_gguf("a.gguf", SimpleNamespace(cfg=TINY), "f32")
+            gguf.write_gguf("a.gguf", SimpleNamespace(
+                cfg=TINY, tokenizer=SimpleNamespace(begins=())), "f32")
     assert "GGUF has places" not in capsys.readouterr().err
 
 

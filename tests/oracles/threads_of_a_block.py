@@ -99,7 +99,7 @@ class Block:
                 failures.append(e)
                 for barrier in self.whole, *self.of_warp:
                     barrier.abort()
-        threads = [threading.Thread(target=thread, args=(i,)) for i in places]
+        threads = [threading.Thread(target=thread, args=(i,), daemon=True) for i in places]
         for x in threads:
             x.start()
         for x in threads:
