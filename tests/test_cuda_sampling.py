@@ -29,7 +29,7 @@ def sampled(token, z, odds, listed, V, draw):
 
 
 def on_block(z, draw):
-    """(the sampled token, the tokens that were looked at again)"""
+    """Returns (the sampled token, the listed candidates in ascending order)."""
     at_once = 4 * AT_A_TIME
     room = -(-len(z) // (4 * at_once)) * 4 * at_once
     token, odds, listed = [-1], [math.nan] * room, [STALE] * room
@@ -72,8 +72,9 @@ def test_the_first_and_the_last_random_number(uniform):
         assert on_block(z, draw)[0] == on_cpu(z, draw)
 
 
-def test_few_tokens_are_looked_at_again():
-    """Each restriction alone excludes most tokens before the search for its cutoff begins."""
+def test_few_tokens_are_candidates():
+    """Each restriction alone excludes most tokens before the search for its cutoff begins.  Without
+    a restriction, all tokens are candidates."""
     z = np.linspace(0, -40, 200, dtype=np.float32)[np.random.default_rng(1).permutation(200)]
     for draw, most in ((request(), 200), (request(top_k=4), 12), (request(top_p=0.9), 60),
                        (request(min_p=0.1), 20)):
@@ -83,8 +84,8 @@ def test_few_tokens_are_looked_at_again():
         assert set(kept) <= set(seen)
 
 
-def test_each_token_can_be_drawn():
-    """Of equal tokens, each is drawn for its share of the random numbers."""
+def test_each_token_can_be_sampled():
+    """Of tokens with equal logits, each is sampled for its share of the random numbers."""
     z, n = np.zeros(37, np.float32), 37
     for i in range(n):
         assert on_block(z, request(uniform=(i + 0.5) / n))[0] == i
@@ -92,14 +93,14 @@ def test_each_token_can_be_drawn():
 
 @pytest.mark.parametrize("top_p", (0.6, 0.9))
 def test_the_stricter_of_two_limits_decides_among_equal_logits(top_p):
-    """Top-k keeps three of the five equal tokens, and top-p two or all five."""
+    """Top-k keeps three of the five tokens with equal logits, and top-p two or all five."""
     z = np.array([0, 1, 0, 0, 0, 0], np.float32)
     for uniform in (0.5, 0.99):
         draw = request(top_k=4, top_p=top_p, uniform=uniform)
         assert on_block(z, draw)[0] == on_cpu(z, draw)
 
 
-def test_a_token_with_the_least_probability_is_kept():
-    """With min-p 1, these are the tokens that are as probable as the most probable one."""
+def test_a_token_exactly_at_min_p_is_kept():
+    """With min-p 1, the kept tokens are those as probable as the most probable one."""
     z = np.array([3, 0, 3, 3, 2], np.float32)
     assert [on_block(z, request(min_p=1.0, uniform=u))[0] for u in (0.1, 0.5, 0.9)] == [0, 2, 3]

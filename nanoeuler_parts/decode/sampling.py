@@ -22,14 +22,14 @@ from nanoeuler_parts.tensor_cores.ptx import (
 THREADS = WARP * WARP                        # of the block that samples a token
 LOG2_WARP = WARP.bit_length() - 1
 AT_A_TIME = 4                                # loads that a thread has in flight together
-LISTED_AT_A_TIME = AT_A_TIME * WARP          # those of a warp
+LISTED_AT_A_TIME = AT_A_TIME * WARP          # loads of a warp
 DRAW_FIELDS = len(ne.SampleRequest._fields)
 TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM = map(
     ne.SampleRequest._fields.index, ("temperature", "top_k", "top_p", "min_p", "uniform"))
 
 def over_block(over_warp):
     """Makes the device function that combines x over THREADS threads: within each warp, then over
-    the warps, of which there are as many as lanes."""
+    the results of the warps.  There are as many warps as lanes in a warp."""
     @inlined
     def over(x):
         x, warps, t = over_warp(x), cuda.shared.array(WARP, ctype(x)), cuda.threadIdx.x
@@ -98,13 +98,15 @@ def kth_largest(key, k):
             found = higher
     return found
 
-# Most tokens are too improbable to be kept.  The block makes a list of the others, the candidates,
-# and then reads only this list.  Each warp has a run of neighbouring tokens, and writes its own
-# candidates from the place where the run begins.  An entry has the key of a logit in its upper
-# half, and the token in its lower half.  The candidates are followed by zeros, up to a multiple of
-# LISTED_AT_A_TIME, so that loops need not ask where the list ends.  No logit has the key 0.
+# With limits, most tokens are too improbable to be kept.  The block lists the others, the
+# candidates, and then reads only this list.  Without limits, all tokens are candidates.  Each warp
+# has a run of neighboring tokens, and writes its candidates from the index where its run begins.
+# An entry has the key of a logit in its upper half, and the token in its lower half.  Zeros follow
+# the candidates, up to a multiple of LISTED_AT_A_TIME, so that loops need no check for the end of
+# the list.  A zero is no candidate, because no logit has the key 0.
 def room_for_list(V):
-    """Returns how many numbers the lists of all warps need: those of V tokens, and the zeros."""
+    """Returns the length of the array that holds the lists of all warps: room for V tokens and for
+    the zeros."""
     return cdiv(V, WARP * LISTED_AT_A_TIME) * WARP * LISTED_AT_A_TIME
 
 @inlined
@@ -120,7 +122,7 @@ def key_of(entry):
 @inlined
 def list_candidates(listed, odds, z, V, run, lowest, largest, temperature):
     """Lists the candidates of this warp, those with a key of at least `lowest`, in ascending order:
-    entries in `listed`, and their odds in `odds`.  Returns their number, with that of the zeros.
+    entries in `listed`, and their odds in `odds`.  Returns the length of this list, with its zeros.
     run: the number of tokens of a warp"""
     lane, first, n = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP * run, i32(0)
     keys = cuda.local.array(AT_A_TIME, types.uint32)
@@ -158,7 +160,7 @@ def cutoff_of(listed, odds, first, last, want, by_count):
     The key is found by bisection, from its highest bit to its lowest."""
     key, above, of_each = u32(0), f64(0), f64(0)
     keys, each = cuda.local.array(AT_A_TIME, types.uint32), cuda.local.array(AT_A_TIME, f64)
-    for bit in range(33):                    # bit 32: what is reached above the key alone
+    for bit in range(33):                    # bit 32: the sum above the key alone
         higher = u32(key | u32(0x80000000) >> u32(bit)) if bit < 32 else u32(key + u32(1))
         reached = f64(0)
         for i in range(first, last, i32(LISTED_AT_A_TIME)):
@@ -208,11 +210,13 @@ def sample_one(token, z, odds, listed, V, top_token, best_key, draw):
     lowest, lowest_odds, total = u32(0), draw[MIN_P], f64(0)
     if draw[TOP_P] < 1:
         total = sum_of_odds(z, V, largest, temperature)
-        # V tokens with smaller odds than this one have less than 1 - top_p of the total together
+        # all tokens with odds below this limit, at most V, have less than 1 - top_p of the total
+        # together, so that top-p needs none of them
         lowest_odds = max(lowest_odds, (1 - draw[TOP_P]) * total / V)
     if lowest_odds > 0:                      # half of it, so that rounding excludes no token
         lowest = sort_key(f32(largest + temperature * math.log(0.5 * lowest_odds)))
-    if 0 < draw[TOP_K] <= THREADS:           # so many threads have read a logit that is as large
+    if 0 < draw[TOP_K] <= THREADS:           # top_k threads have each read a logit of this key or
+                                             # a larger one, so the cutoff is not below it
         lowest = max(lowest, kth_largest(best_key, draw[TOP_K]))
     run = len(listed) // WARP
     n = list_candidates(listed, odds, z, V, run, lowest, largest, temperature)
@@ -247,7 +251,7 @@ def sample_one(token, z, odds, listed, V, top_token, best_key, draw):
         for i in range(first, last, WARP):
             group = warp_sum(odds[i])
             if group > 0 and start <= target:
-                at, begins = i32(i), start   # the last 32 entries that begin at or before target
+                at, begins = i32(i), start   # the last 32 entries whose sums begin up to target
             start += group
         mine = odds[at]
         begins += prefix_sum(mine) - mine    # the sum of all odds before this entry

@@ -1,4 +1,4 @@
-"""Device functions, run as Python by as many Python threads as a small block has."""
+"""Runs device functions as Python, in one Python thread for each thread of a small block."""
 import math
 import struct
 import threading
@@ -8,8 +8,9 @@ import numpy as np
 
 
 def as_python(function, names, made=None):
-    """A device function as Python, with all device functions that it calls.
-    names: what stands in for the names that they use, wherever these come from"""
+    """Returns a device function as a Python function, with all device functions that it calls.
+    names: {name: value} that replaces globals and variables of closures in all of them
+    made: the functions that were converted already"""
     made = {} if made is None else made
     if function not in made:
         code, globals_ = function.py_func.__code__, dict(function.py_func.__globals__)
@@ -29,8 +30,8 @@ def as_python(function, names, made=None):
 
 
 class Block:
-    """A block of `warps` warps with as many lanes each: its shared memory, barriers and exchanges
-    between lanes, under the names that kernels use."""
+    """A block of `warps` warps, each with as many lanes as there are warps.  `cuda` has its shared
+    memory, barriers and exchanges between lanes, under the names that kernels use."""
 
     def __init__(self, warps):
         self.lanes = self.warps = warps
@@ -56,7 +57,8 @@ class Block:
         return self.mine.thread // self.lanes
 
     def exchange(self, x, barrier):
-        """What each thread of the block had for x, in those threads that the barrier waits for"""
+        """Returns a list with the x of each thread.  Only the entries of threads that wait at this
+        barrier are valid."""
         self.slots[self.mine.thread] = x
         barrier.wait()
         seen = list(self.slots)
@@ -68,13 +70,13 @@ class Block:
         return self.exchange(x, self.of_warp[self.warp])[first:first + self.lanes]
 
     def shared(self, n, dtype):
-        """The array that the other threads get when they ask as often as this one"""
+        """Returns the array that all threads share which make their n-th call, as this one does."""
         self.mine.asked += 1
         with self.lock:
             return self.arrays.setdefault(self.mine.asked, [math.nan] * n)
 
     def run(self, function, *args, **names):
-        """Runs the device function in all threads, with `names` for what else it uses."""
+        """Runs the device function in all threads.     names: further ones to replace in it"""
         lanes = self.lanes
         self.arrays.clear()
         places = {thread: SimpleNamespace(x=thread) for thread in range(lanes * lanes)}
