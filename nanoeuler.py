@@ -920,6 +920,13 @@ def backward(tokens, n_outputs, p, g, a, d, c):
         rmsnorm_backward(dx, dx1, d.norm, x, p.attn_norm[l], a.attn_rstd[l])
     embedding_backward(g.wte, d.x[0], tokens)
 
+def check_shape(targets, n_outputs, tokens):
+    """Rejects targets without a row for each head and sequence: kernels check no bounds of arrays.
+    """
+    expected = n_outputs, *tokens.shape
+    need(targets.shape == expected, f"expected targets of the shape {expected}, found "
+         f"{targets.shape}")
+
 def check_ids(ids, cfg):
     """Rejects ids that are not in the vocabulary, because kernels check no bounds of arrays."""
     need(0 <= ids.min() and ids.max() < cfg.vocab_size,
@@ -1198,6 +1205,7 @@ class PlainModel:
         need(0 < T <= cfg.seq_len, f"expected 1 to {cfg.seq_len} tokens per sequence, found {T}")
         check_ids(tokens, cfg)
         check_ids(np.maximum(targets, 0), cfg)
+        check_shape(targets, n_outputs, tokens)
         a, d = zeros(act_shapes(cfg, T), dtype), zeros(act_grad_shapes(cfg, T), dtype)
         nll = np.zeros((B, n_outputs, T))
         weight = token_weights(weight, nll.shape)
@@ -2418,16 +2426,16 @@ class Model:
         n_outputs: the number of heads, from head 0 on; None means all of them."""
         cfg, (B, T), P = self.cfg, tokens.shape, self.cfg.n_mtp
         need(0 < T <= cfg.seq_len, f"expected 1 to {cfg.seq_len} tokens per sequence, found {T}")
-        weight = token_weights(weight, (B, P, T))
+        weight, n_outputs = token_weights(weight, (B, P, T)), n_outputs or P
         check_ids(tokens, cfg)
         if targets is None:
             targets = np.full((P, B, T), -1, np.int32)
         else:
             check_ids(np.maximum(targets, 0), cfg)
+            check_shape(targets[:n_outputs], n_outputs, tokens)
             T = length_used(targets)
             tokens, targets, weight = tokens[:, :T], targets[:, :, :T], weight[:, :, :T]
         self.prepare(B, T)
-        n_outputs = n_outputs or P
         # another type of integers would compile `run_batch` again, for minutes
         batch = Batch(*(np.ascontiguousarray(x, np.int32) for x in (tokens, targets)),
                       np.ascontiguousarray(weight), np.zeros((B, n_outputs, T)), n_outputs, until)

@@ -75,6 +75,8 @@ def test_errors_are_what_the_page_says(tmp_path):
     for wrong in (lambda: ne.load(str(tmp_path / "none.bin")),
                   lambda: model.generate(["a " * 2000]),
                   lambda: model.generate(["a"], weights="f32"),
+                  lambda: [*model.stream("a", n=2)],
+                  lambda: trained.losses(np.zeros((3, 5), np.int32), np.zeros((1, 5), np.int32)),
                   lambda: ne.Sampling(top_p=2.0).check(),
                   lambda: ne.Config(head_dim=3).check(),
                   lambda: decoder.read([ne.Part(1, [0])]),

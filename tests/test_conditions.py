@@ -106,6 +106,8 @@ CASES = {
     "Model.__init__": [lambda: ne.Model(TINY, random_flat(TINY, 1), dtype=np.float32)],
     "Model.run": [run(np.zeros((1, 0))), run(np.zeros((1, T + 1)))],
     "check_ids": [run([[-1]]), run([[V]])],
+    "check_shape": [lambda n=n: ne.Model(TINY, random_flat(TINY, 1)).losses(
+        np.zeros((3, 5), np.int32), np.zeros((n, 5), np.int32)) for n in (1, 4)],
     "Reply.__init__": [reply([]), reply([1], stop=["a"])],
     "messages_in": [
         lambda: messages_in("x", "m"), lambda: messages_in([], "m"),

@@ -61,6 +61,17 @@ def test_each_wait_for_a_large_file_begins_with_a_line(tokenizer, tmp_path, monk
             assert said == waits * is_said, verb
 
 
+def test_what_an_export_leaves_out_is_named(tokenizer, tmp_path, capsys):
+    """Auxiliary heads in GGUF, and a format that the other output does not have"""
+    package()
+    for heads in 1, 2:
+        path = write(tmp_path / "a.bin", replace(TINY, vocab_size=512, n_mtp=heads), tokenizer)
+        run("export", path, "--gguf", tmp_path / "a.gguf", "--force")
+        assert ("auxiliary output heads" in capsys.readouterr().err) == (heads == 2)
+    refused(capsys, "export", path, tmp_path / "hf", "--matrices", "f16",
+            words=["--matrices is the format of a GGUF file", "add --gguf"])
+
+
 @pytest.mark.parametrize("matrices", ["f32", "f16", "q8_0"])
 def test_the_gguf_package_reads_what_is_written(matrices, tokenizer, tmp_path):
     gguf = package()

@@ -235,6 +235,23 @@ def test_token_losses():
         assert np.allclose(found[b], want, atol=1e-12)
 
 
+@pytest.mark.parametrize("make", (ne.Model, ne.PlainModel), ids=lambda x: x.__name__)
+def test_targets_of_another_shape_are_rejected(make):
+    """Kernels would read beyond the end of the array."""
+    cfg = ne.Config(n_embd=32, n_head=2, n_kv_head=1, head_dim=16, n_layer=1, n_hidden=64,
+                    seq_len=8, vocab_size=300, n_mtp=2)
+    model, x = make(cfg, random_flat(cfg, 1, np.float32)), np.zeros((3, 5), np.int32)
+    weight = np.ones((3, 2))
+    model.gradient(x, np.zeros((2, 3, 5), np.int32), weight)
+    for shape in (1, 3, 5), (2, 2, 5), (2, 3, 4), (2, 3, 6), (2, 5):
+        with pytest.raises(ne.UserError, match="expected targets of the shape"):
+            model.gradient(x, np.zeros(shape, np.int32), weight)
+    for shape in (1, 5), (2, 5), (4, 5), (3, 4), (3, 6):
+        for measure in model.losses, model.token_losses:
+            with pytest.raises(ne.UserError, match="expected targets of the shape"):
+                measure(x, np.zeros(shape, np.int32))
+
+
 def test_memory_grows_for_each_array_by_itself(monkeypatch):
     """More sequences, then longer ones, as the parts of batches of examples come in turn"""
     model = ne.Model(BASE, random_flat(BASE, 8))

@@ -89,6 +89,12 @@ def model_to_use(file=None, place=None):
         note(said)
     return newest or bundled
 
+def note_dropped(n, T):
+    """Says that the beginning of a prompt of n tokens is dropped, if the context of T is shorter.
+    """
+    if n > T:
+        note(f"the beginning of the prompt is dropped: its {n} tokens exceed the context of {T}")
+
 AFTER_PROMPT = " after the prompt"
 
 def need_prompt_first(prompt, file):

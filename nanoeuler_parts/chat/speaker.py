@@ -6,7 +6,7 @@ from bpe import need, note
 from nanoeuler import (
     Decoder, for_terminal, generate_many, next_tokens, NO_TOKEN, Pace, Reply, rng_of,
 )
-from nanoeuler_parts.chat.models import model_to_use
+from nanoeuler_parts.chat.models import model_to_use, note_dropped
 from nanoeuler_parts.chat.sampling import Sampling
 from nanoeuler_parts.chat.templates import chat_ids, ends_of, is_alpaca, rewind_to, TEMPLATES
 from nanoeuler_parts.checkpoint.file import open_checkpoint, params_in
@@ -114,7 +114,9 @@ class Speaker:
         see `ids_to_answer`; for a base model, those of the question"""
         if not self.answers:
             if not self.last:
-                return self.ids_of(question)
+                ids = self.ids_of(question)
+                note_dropped(len(ids), self.cfg.seq_len)
+                return ids
             ids = self.tokenizer.encode_after(question).tolist()
             need(ids, NO_TOKEN)
             return [*self.last.pending, *ids]    # the last token sampled is not read yet
@@ -148,9 +150,7 @@ class Speaker:
         if dropped and not is_alpaca(self.template):     # which holds one question anyway
             note(f"the oldest messages are dropped: the conversation does not fit into the "
                  f"context of {T} tokens")
-        if len(ids) > T:
-            note(f"the beginning of the prompt is dropped: its {len(ids)} tokens exceed the "
-                 f"context of {T}")
+        note_dropped(len(ids), T)
         self.dropped += dropped              # last: an error above changes nothing
         self.said = [*said, ("assistant", "")]
         return rewind_to(self.decoder, ids)
@@ -242,6 +242,7 @@ class Speaker:
     def stream(self, prompt, **sampling):
         """Yields the reply to one prompt, as text while it is sampled, without the conversation."""
         options = self.settings_of_one(sampling)
+        need(options.n == 1, f"stream yields one reply, but n is {options.n}; use generate")
         ids = self.shortened(self.ids_of(prompt), False)
         reader = self.decoder.with_slots(1, len(ids) + options.tokens)
         yield from self.pieces(self.new_reply(ids, options, rng_of(options.seed)), Pace(), reader)

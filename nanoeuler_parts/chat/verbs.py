@@ -4,7 +4,9 @@ from dataclasses import fields
 
 from bpe import need, note, printable
 from nanoeuler import Decoder, for_terminal, n_params, rng_of
-from nanoeuler_parts.chat.models import AFTER_PROMPT, model_to_use, need_prompt_first
+from nanoeuler_parts.chat.models import (
+    AFTER_PROMPT, model_to_use, need_prompt_first, note_dropped,
+)
 from nanoeuler_parts.chat.sampling import ChatSampling, Sampling
 from nanoeuler_parts.chat.speaker import Speaker
 from nanoeuler_parts.chat.templates import is_alpaca, is_chatml, rewind_to
@@ -81,7 +83,9 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
         speaker.said.clear()
         if not speaker.answers:
             print(for_terminal(prompt), end="", flush=True)      # first: reading may take a while
-            rewound = rewind_to(speaker.decoder, speaker.ids_of(prompt))
+            ids = speaker.ids_of(prompt)
+            note_dropped(len(ids), speaker.cfg.seq_len)
+            rewound = rewind_to(speaker.decoder, ids)
         else:
             rewound = speaker.ids_to_read(prompt)
         n, most = speaker.reply(rewound), options.tokens

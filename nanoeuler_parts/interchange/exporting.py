@@ -16,9 +16,14 @@ from nanoeuler_parts.lora.files import adapter_for, merge_into
 
 def export(file, folder, gguf, matrices, force, merge=None):
     """`export`: writes a checkpoint as a Hugging Face directory, a GGUF file, or both.
+    matrices: format of those in the GGUF file; None means f32
     merge: folder of a LoRA adapter, which becomes part of the weights"""
     need(folder or gguf, "expected an output, got none; name a directory, --gguf FILE, or both")
-    need(matrices in ("f32", "f16", "q8_0"), f"--matrices is {matrices}, expected f32, f16 or q8_0")
+    need(matrices in (None, "f32", "f16", "q8_0"),
+         f"--matrices is {matrices}, expected f32, f16 or q8_0")
+    need(gguf or matrices is None, "--matrices is the format of a GGUF file; add --gguf FILE, or "
+         "leave it out: a directory has float32")
+    matrices = matrices or "f32"
     if gguf:
         need_another(gguf, file)
         refuse_overwrite(gguf, force)
@@ -50,5 +55,5 @@ def export_verb(add):
         arg("--gguf", type=file_name, help="GGUF file to write; omitted: none"),
         arg("--merge", type=file_name, help="folder of a LoRA adapter to merge into the weights; "
             "omitted: none"),
-        arg("--matrices", default="f32",
-            help="format of the matrices in the GGUF file: f32, f16 or q8_0"))
+        arg("--matrices",
+            help="format of the matrices in the GGUF file: f32, f16 or q8_0; default f32"))

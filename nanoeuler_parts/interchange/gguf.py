@@ -276,6 +276,9 @@ def write_gguf(path, c, matrices):
     if (n := len(c.tokenizer.begins)) > 1:
         note(f"GGUF has a place for 1 token that begins a text, and this tokenizer has {n}; "
              f"llama.cpp adds the first one alone")
+    if c.cfg.n_mtp > 1:
+        note(f"GGUF has no place for auxiliary output heads, so {c.cfg.n_mtp - 1} of this model "
+             f"are left out; llama.cpp does not need them")
     file = gguf.GGUFWriter(path, FAMILIES[kind_of(c.cfg)].gguf)
     kinds = gguf.GGMLQuantizationType
     add = {int: file.add_uint32, float: file.add_float32, bool: file.add_bool,

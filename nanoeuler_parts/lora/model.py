@@ -7,9 +7,9 @@ from numba import get_num_threads
 
 from bpe import need
 from nanoeuler import (
-    adamw_update, aligned, BF16, BR, check_ids, clipping, constants_of, dims_of, DY_COLUMNS,
-    GRADIENT, gradient_norm, KC, length_used, LOSS, Model, most_memory, MR, NB, panel_rows,
-    PRECISIONS, tile_width, token_weights,
+    adamw_update, aligned, BF16, BR, check_ids, check_shape, clipping, constants_of, dims_of,
+    DY_COLUMNS, GRADIENT, gradient_norm, KC, length_used, LOSS, Model, most_memory, MR, NB,
+    panel_rows, PRECISIONS, tile_width, token_weights,
 )
 from nanoeuler_parts.lora.adapter import (
     adapter_views, first_bad_entry, init_adapter, Lora, MATRICES, n_trained, shape_of, sites_of,
@@ -265,6 +265,7 @@ class LoraModel:
              f"expected 1 to {cfg.seq_len} tokens per sequence, found {tokens.shape[1]}")
         check_ids(tokens, cfg)
         check_ids(np.maximum(targets, 0), cfg)
+        check_shape(targets[None], 1, tokens)
         B, T = len(tokens), length_used(targets[None])
         tokens, targets = (np.ascontiguousarray(x[:, :T], np.int32) for x in (tokens, targets))
         self.prepare(B, T)

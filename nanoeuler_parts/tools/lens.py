@@ -5,7 +5,9 @@ import numpy as np
 
 from bpe import need
 from nanoeuler import dims_of, DTYPE, Model, PRECISIONS
-from nanoeuler_parts.chat.models import AFTER_PROMPT, model_to_use, need_prompt_first
+from nanoeuler_parts.chat.models import (
+    AFTER_PROMPT, model_to_use, need_prompt_first, note_dropped,
+)
 from nanoeuler_parts.chat.templates import chat_ids
 from nanoeuler_parts.chat.verbs import print_template_note, prompt_text
 from nanoeuler_parts.checkpoint.file import read_checkpoint
@@ -69,6 +71,7 @@ def lens(prompt, file=None, plain=False):
         print_template_note(c.state.template)
         asked = chat_ids(c.state.template, [("user", prompt)], c.state, c.tokenizer)
         tokens = np.array(asked, np.int32)
+    note_dropped(len(tokens), c.cfg.seq_len)
     tokens = tokens[-c.cfg.seq_len:]
     Model.ready()
     model = Model(c.cfg, c.flat, dtype=PRECISIONS[DTYPE])

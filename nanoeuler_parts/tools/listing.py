@@ -174,8 +174,7 @@ def list_models(folders, recursive=False, as_json=False):
 
 def list_verb(add):
     add(list_models, arg("folders", nargs="*", type=file_name, default=[os.curdir],
-                         metavar="folder", help="folders with checkpoints, named *.bin, or "
-                         "with LoRA adapters"),
+                         metavar="folder", help="folders with checkpoints or LoRA adapters"),
         arg("--recursive", action="store_true", help="also list the folders inside"),
         arg("--json", dest="as_json", action="store_true",
             help="print one JSON object per model or adapter instead of tables"))
