@@ -47,7 +47,7 @@ def make(model, card, out, name):
     if folder.exists():
         shutil.rmtree(folder)
     shutil.copyfile(model, out / f"{name}.bin")
-    export(str(model), str(folder), "", "f32", force=True)
+    export(str(model), str(folder), "", None, force=True)
     (folder / "README.md").write_text(HUB + text, encoding="utf-8")
     for matrices in "f16", "q8_0":
         export(str(model), None, str(out / f"{name}-{matrices}.gguf"), matrices, force=True)
