@@ -76,6 +76,9 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
     speaker = Speaker(file, decoder, options, adapter)
     if speaker.answers:
         print_template_note(speaker.template)
+    else:
+        ids = speaker.ids_of(prompt)
+        note_dropped(len(ids), speaker.cfg.seq_len)      # once, however many replies there are
     for i in range(options.n):
         if options.n > 1:                    # in a pipe, too: replies may contain blank lines
             print(f"--- {i + 1} of {options.n}")
@@ -83,8 +86,6 @@ def generate_text(prompt, file=None, decoder=Decoder, prompts=None, out=None, ba
         speaker.said.clear()
         if not speaker.answers:
             print(for_terminal(prompt), end="", flush=True)      # first: reading may take a while
-            ids = speaker.ids_of(prompt)
-            note_dropped(len(ids), speaker.cfg.seq_len)
             rewound = rewind_to(speaker.decoder, ids)
         else:
             rewound = speaker.ids_to_read(prompt)
